@@ -35,7 +35,7 @@ START_SECONDS = 60.0
 Connect = Callable[[], http.client.HTTPConnection]
 
 
-class _Desk:
+class _Handler:
     """Nobody but TensorBoard comes to this door."""
 
     def arrived(self, link: Any, message: Any) -> None:
@@ -146,7 +146,7 @@ def _tunnel(path: Path, board: str) -> Iterator[str]:
     from tfos_nb.runtime.control.door import Door, DoorClient
     from tfos_nb.runtime.control.tunnel import TunnelEnd
 
-    door = Door(_Desk(), host="127.0.0.1", bind="127.0.0.1")
+    door = Door(_Handler(), host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
     with DoorClient(address) as client:
         end = TunnelEnd(client, lambda: board)

@@ -1,8 +1,8 @@
 """A thousand nodes on a few cores: the driver's own work by the number of nodes, without Spark and TensorFlow.
 
-Door, desk, ledger, life and panel are the real ones, in a process of their own; the nodes are simulated, each with
-its own TLS connection and stream (:mod:`benchmarks.fleet_nodes`), and beat once a second, or as often as so many real
-ones do. The predecessor's reservation server has the same numbers of its own clients, which ask once a second whether
+Door, controller, ledger, life and panel are the real ones, in a process of their own; the nodes are simulated, each
+with its own TLS connection and stream (:mod:`benchmarks.fleet_nodes`), and beat once a second, or as often as so many
+real ones do. The predecessor's reservation server has the same numbers of its own clients, which ask once a second whether
 all have come.
 """
 

@@ -1,4 +1,4 @@
-"""The driver's side of the fleet, in a process of its own: door, desk, ledger, life and panel are the real ones.
+"""The driver's side of the fleet, in a process of its own: door, controller, ledger, life and panel are the real ones.
 
 Spark is not there, and neither are executors: the nodes are those of :mod:`benchmarks.fleet_nodes`. Prints one line of
 JSON. The cluster that shows a steady state is ended by Stop; another one, whose nodes start again, loses a node.
@@ -26,7 +26,7 @@ import psutil
 from benchmarks.fleet_nodes import Fleet
 from benchmarks.panel import count_messages
 from tfos_nb.cluster import Cluster
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
@@ -45,8 +45,8 @@ _PATIENCE = 180.0
 _FEED_PATIENCE = 60.0  # for what takes a second or two
 
 
-class _Watched(ClusterDesk):
-    """A desk that notes how long each heartbeat was under way."""
+class _Watched(ClusterController):
+    """A controller that notes how long each heartbeat was under way."""
 
     def __init__(self, plan: ClusterPlan, heartbeat_timeout: float) -> None:
         super().__init__(plan, heartbeat_timeout=heartbeat_timeout)
@@ -91,18 +91,18 @@ class Driver(Cluster):
         self.id = uuid.uuid4().hex[:12]
         self._master, self._spark_ui, self._log_dir, self._tunnel = "simulated", "", "", ""
         self._settings = settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
-        self.desk = self._desk = _Watched(plan, heartbeat_timeout)
-        self.outcome = self._outcome = ClusterOutcome(self.plan.name, self.desk)
-        self._lifecycle = ClusterLifecycle(self.plan.name, self.desk, self.outcome, _NoSpark(), settings)
-        self.door = Door(self.desk, host="127.0.0.1", bind="127.0.0.1")
+        self.controller = self._controller = _Watched(plan, heartbeat_timeout)
+        self.outcome = self._outcome = ClusterOutcome(self.plan.name, self.controller)
+        self._lifecycle = ClusterLifecycle(self.plan.name, self.controller, self.outcome, _NoSpark(), settings)
+        self.door = Door(self.controller, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self._lifecycle.begin()
         self._lifecycle.run(self.door, self.address)
 
     def until(self, reached: Callable[[], Any], what: str, timeout: float = _PATIENCE) -> None:
-        """Wait for a change that the desk tells of."""
-        with self.desk.changed:
-            if not self.desk.changed.wait_for(reached, timeout):
+        """Wait for a change that the controller tells of."""
+        with self.controller.changed:
+            if not self.controller.changed.wait_for(reached, timeout):
                 raise TimeoutError(f"not {what} within {timeout:g} s")
 
     def ask_to_stop(self, grace: float) -> None:
@@ -153,7 +153,7 @@ def _gathered(nodes: int) -> Iterator[tuple[Driver, Fleet, dict[str, Any]]]:
                 "start_bytes": sum(one["bytes"] for one in started),
             }
             fleet.order("up")
-            driver.until(lambda: driver.desk.all_up, "all up")
+            driver.until(lambda: driver.controller.all_up, "all up")
             yield driver, fleet, came
     finally:
         driver.close()
@@ -202,12 +202,12 @@ def _steady(driver: Driver, fleet: Fleet, sizes: list[int], every: float, second
         threading.Event().wait(SETTLE_SECONDS)
         fleet.order("tell")
         told = fleet.hear("told", _PATIENCE)
-        driver.desk.delays.clear()
+        driver.controller.delays.clear()
         sizes.clear()
-        usage, messages = _Usage.now(), driver.desk.messages
+        usage, messages = _Usage.now(), driver.controller.messages
         threading.Event().wait(seconds)
-        later, taken, shown = _Usage.now(), driver.desk.messages - messages, list(sizes)
-        delays = sorted(driver.desk.delays)
+        later, taken, shown = _Usage.now(), driver.controller.messages - messages, list(sizes)
+        delays = sorted(driver.controller.delays)
         fleet.order("tell")
         told_later = fleet.hear("told", _PATIENCE)
     wall = later.wall - usage.wall
@@ -230,7 +230,7 @@ def _feed(driver: Driver, fleet: Fleet) -> dict[str, Any]:
     """Let simulated tasks ask the ledger, while the heartbeats go on."""
     from tfos_nb.runtime.feed.ledger import PartitionDone  # noqa: F401 - the wire must know what they say
 
-    feed = driver.desk.feeds.begin(1, False, 1, 1)
+    feed = driver.controller.feeds.begin(1, False, 1, 1)
     began = fleet.order("feed", to=0, feed=feed.number, first=0, count=PARTITIONS, rows=ROWS)
     (fed,) = fleet.hear("fed", _FEED_PATIENCE, of=0)
     if feed.ledger.rows != PARTITIONS * ROWS:
@@ -265,7 +265,7 @@ def _lose(driver: Driver, fleet: Fleet) -> dict[str, Any]:
 
 
 def _await_failure(driver: Driver) -> None:
-    driver.until(lambda: driver.desk.failures, "told of the loss")
+    driver.until(lambda: driver.controller.failures, "told of the loss")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def _rate_alone(folder: Path) -> float:
 
 def _hurt_often(settings: Settings, cluster: Cluster, folder: Path, until: float) -> list[_Cost]:
     costs: list[_Cost] = []
-    planned_at = time.time() - (time.monotonic() - cluster._desk._planned_at)
+    planned_at = time.time() - (time.monotonic() - cluster._controller._planned_at)
     pause, number = threading.Event(), 0
     while time.time() + _EVERY <= until:
         what, find, how = _FAULTS[number % len(_FAULTS)]

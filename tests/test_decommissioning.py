@@ -89,7 +89,7 @@ def train(name, victims, signal_number, **options):
         gone = psutil.wait_procs(processes, 60)[1] == []
         feeding.join()
         after = {one.node: one.executor for one in cluster.snapshot().nodes}
-        left = cluster._desk.restarts_left
+        left = cluster._controller.restarts_left
     steps = Counter(step[:3] for step in done())
     of_each = {node: len({step for step in steps if step[0] == node}) for node in before}
     total, generation, epochs = cluster.results()["worker:0"]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
-from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.feed_desk import FeedDesk
+from tfos_nb.driver.cluster_controller import ClusterController
+from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.membership import CheckAll
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
@@ -54,7 +54,7 @@ def gathered(nodes: int) -> Iterator[tuple[Driver, Fleet]]:
             fleet.order("come")
             fleet.hear("started", SECONDS)
             fleet.order("up")
-            driver.until(lambda: driver.desk.all_up, "all up", SECONDS)
+            driver.until(lambda: driver.controller.all_up, "all up", SECONDS)
             yield driver, fleet
     finally:
         driver.close()
@@ -129,15 +129,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def come(desk: ClusterDesk, loop: asyncio.AbstractEventLoop) -> list[Link]:
+def come(controller: ClusterController, loop: asyncio.AbstractEventLoop) -> list[Link]:
     """Let all nodes reserve and come up."""
-    links = [Link(loop) for _ in desk.plan.nodes]
-    for number, (link, node) in enumerate(zip(links, desk.plan.nodes, strict=True)):
-        desk.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
+    links = [Link(loop) for _ in controller.plan.nodes]
+    for number, (link, node) in enumerate(zip(links, controller.plan.nodes, strict=True)):
+        controller.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
     for link in links:
         place = FeedPlace("/s", "10.0.0.1", 1, b"")
-        desk.received(link, NodeUp(link.node or "", 7, "2.21", "3.15", place))
-        desk.received(link, MainStarted(link.node or ""))
+        controller.received(link, NodeUp(link.node or "", 7, "2.21", "3.15", place))
+        controller.received(link, MainStarted(link.node or ""))
     return links
 
 
@@ -150,24 +150,24 @@ def test_a_message_to_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch, loop:
         return encode(message)
 
     monkeypatch.setattr(wire, "encode", counting)
-    come(ClusterDesk(ClusterPlan(50)), loop)
+    come(ClusterController(ClusterPlan(50)), loop)
     assert [type(message) for message in encoded if isinstance(message, Start)] == [Start]
 
 
 def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asyncio.AbstractEventLoop) -> None:
-    desk = ClusterDesk(ClusterPlan(3))
-    links = come(desk, loop)
+    controller = ClusterController(ClusterPlan(3))
+    links = come(controller, loop)
     looked = threading.Semaphore(0)
     looks: list[int] = []
 
     def look() -> bool:
         looks.append(len(looks))
         looked.release()
-        return desk.all_returned
+        return controller.all_returned
 
     def wait() -> None:
-        with desk.changed:
-            desk.changed.wait_for(look, SECONDS)
+        with controller.changed:
+            controller.changed.wait_for(look, SECONDS)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
@@ -175,11 +175,11 @@ def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asy
     for step in range(20):
         for link in links:
             name = link.node or ""
-            desk.received(link, Heartbeat(name, 1.0, 1, (StepReport(1, 1, step),), FeedStatus(step, step)))
-            desk.received(link, LogLines(name, ("a line",)))
+            controller.received(link, Heartbeat(name, 1.0, 1, (StepReport(1, 1, step),), FeedStatus(step, step)))
+            controller.received(link, LogLines(name, ("a line",)))
     for link in links:
-        with desk.changed:  # the waiter looks before the next one returns, or with it
-            desk.received(link, MainReturned(link.node or "", b""))
+        with controller.changed:  # the waiter looks before the next one returns, or with it
+            controller.received(link, MainReturned(link.node or "", b""))
     waiter.join(SECONDS)
     assert not waiter.is_alive()
     assert len(looks) <= 1 + len(links)
@@ -204,30 +204,32 @@ def test_what_plans_print_and_who_takes_rows_is_worked_out_once_a_question(monke
 def test_hungry_heartbeats_do_not_ask_the_plan(
     monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop
 ) -> None:
-    desk = ClusterDesk(ClusterPlan(20))
-    links = come(desk, loop)
+    controller = ClusterController(ClusterPlan(20))
+    links = come(controller, loop)
     monkeypatch.setattr(ClusterPlan, "nodes", property(lambda plan: pytest.fail("it has as many nodes as beat")))
     for link in links:
-        desk.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
-    assert {state.status for state in desk.snapshot()} == {NodeStatus.FEEDING}
+        controller.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
+    assert {state.status for state in controller.snapshot()} == {NodeStatus.FEEDING}
 
 
 # --- the ledger -----------------------------------------------------------------------------------
 
 
-def desk_of(count: int) -> FeedDesk:
+def controller_of(count: int) -> FeedController:
     names = [f"worker:{number}" for number in range(count)]
     places = {name: FeedPlace("/s", f"10.0.0.{n // 4}", 1, b"c" * 600) for n, name in enumerate(names)}
-    return FeedDesk(threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places, lambda: 1)
+    return FeedController(
+        threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places, lambda: 1
+    )
 
 
 def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:
-    desk = desk_of(100)
-    desk.begin(1, False, 1, 1)
-    told = desk.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
+    controller = controller_of(100)
+    controller.begin(1, False, 1, 1)
+    told = controller.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
     assert (set(told.places), told.nodes) == ({"worker:8", "worker:9", "worker:10", "worker:11"}, 100)
-    assert desk.asked(ledger.OpenPartition(1, 1, SCHEMA, {}, "192.168.0.1")).places == {}
-    asked = desk.asked(ledger.WherePlaces(1, ("worker:50", "worker:3")))
+    assert controller.asked(ledger.OpenPartition(1, 1, SCHEMA, {}, "192.168.0.1")).places == {}
+    asked = controller.asked(ledger.WherePlaces(1, ("worker:50", "worker:3")))
     assert {name: place.host for name, place in asked.places.items()} == {
         "worker:50": "10.0.0.12",
         "worker:3": "10.0.0.0",
@@ -237,9 +239,9 @@ def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks
 def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
     sizes = []
     for count in (50, 250):
-        desk = desk_of(count)
-        desk.begin(1, False, 1, 1)
-        sizes.append(len(wire.encode(desk.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2")))))
+        controller = controller_of(count)
+        controller.begin(1, False, 1, 1)
+        sizes.append(len(wire.encode(controller.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2")))))
     assert sizes[1] <= sizes[0] + 16
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.test_stop import until
 from tfos_nb import launch
 from tfos_nb.cluster import Cluster
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.interrupts import interruptible
 from tfos_nb.spark.contexts import context_of
@@ -172,7 +172,7 @@ def test_an_interrupt_at_the_end_of_train_stops_the_cluster(
 
 def test_an_interrupt_of_scale_comes_when_spark_was_asked(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     with launch(until_it_should_stop, spark=spark, workers=1, restarts=1, name="wider", grace=10) as cluster:
-        interrupted_after(ClusterDesk, "scale", monkeypatch)
+        interrupted_after(ClusterController, "scale", monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             cluster.scale(workers=2)
         until(cluster, lambda: all(node.host for node in cluster.snapshot().nodes))

@@ -28,7 +28,7 @@ def status_of(cluster: Cluster, name: str) -> str:
 
 
 def takes_part(cluster: Cluster, name: str) -> bool:
-    return name in cluster._desk.feeds.nodes
+    return name in cluster._controller.feeds.nodes
 
 
 def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object]) -> threading.Thread:

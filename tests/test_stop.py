@@ -201,7 +201,7 @@ def test_an_interrupted_train_stops_the_cluster_and_nothing_waits_for_its_rows(
 
 def test_an_interrupted_wait_leaves_the_cluster_as_it_is(spark: SparkSession) -> None:
     cluster = start(run_until_stopped, spark)
-    interrupt_when(lambda: cluster._desk.feeds.closed)
+    interrupt_when(lambda: cluster._controller.feeds.closed)
     with pytest.raises(KeyboardInterrupt):
         cluster.wait()
     assert cluster.state is ClusterStatus.RUNNING

@@ -1,4 +1,4 @@
-"""A node without Spark: a real supervisor, its TF process, and the driver's desk behind a real door."""
+"""A node without Spark: a real supervisor, its TF process, and the driver's controller behind a real door."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PYTHONPATH
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door
@@ -38,11 +38,11 @@ class Node:
         of_job: dict[str, Any] | None = None,
         **variables: str,
     ) -> None:
-        self.desk = ClusterDesk(ClusterPlan(1, input_mode="spark" if fed else "tensorflow"))
+        self.controller = ClusterController(ClusterPlan(1, input_mode="spark" if fed else "tensorflow"))
         self.beats: list[Heartbeat] = []
-        beat = self.desk._handlers[Heartbeat]
-        self.desk._handlers[Heartbeat] = lambda name, message: (self.beats.append(message), beat(name, message))
-        self.door = Door(self.desk, host="127.0.0.1", bind="127.0.0.1")
+        beat = self.controller._handlers[Heartbeat]
+        self.controller._handlers[Heartbeat] = lambda name, message: (self.beats.append(message), beat(name, message))
+        self.door = Door(self.controller, host="127.0.0.1", bind="127.0.0.1")
         address = self.door.open()
         self.supervisor = start_module(
             "tfos_nb.runtime.node.supervisor",
@@ -66,20 +66,20 @@ class Node:
         write_frame(self.supervisor.stdin, job)
 
     def until(self, reached: Callable[[], object]) -> None:
-        with self.desk.changed:
-            assert self.desk.changed.wait_for(reached, SECONDS), self.desk.logs(NODE)[-20:]
+        with self.controller.changed:
+            assert self.controller.changed.wait_for(reached, SECONDS), self.controller.logs(NODE)[-20:]
 
     def result(self) -> Any:
         self.until(lambda: self.state.status.ended)
-        assert self.state.status is NodeStatus.DONE, (self.desk.failures, self.desk.logs(NODE)[-20:])
-        return wire.decode(self.desk.results()[NODE])
+        assert self.state.status is NodeStatus.DONE, (self.controller.failures, self.controller.logs(NODE)[-20:])
+        return wire.decode(self.controller.results()[NODE])
 
     @property
     def state(self) -> NodeState:
-        return self.desk.snapshot()[0]
+        return self.controller.snapshot()[0]
 
     def close(self) -> None:
-        self.desk.dismiss(Farewell())
+        self.controller.dismiss(Farewell())
         try:
             self.supervisor.wait(20)
         finally:
@@ -124,10 +124,10 @@ def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_le
     enough.touch()
     steps = node.result()
     assert steps >= 1000
-    node.until(lambda: "the last line" in node.desk.logs(NODE))
+    node.until(lambda: "the last line" in node.controller.logs(NODE))
     node.until(lambda: node.state.step == steps)
-    assert node.desk.failures == []
-    logs = node.desk.logs(NODE)
+    assert node.controller.failures == []
+    logs = node.controller.logs(NODE)
     assert len(logs) <= 10_000
     left_out = [line for line in logs if line.startswith("…")]
     assert left_out
@@ -177,7 +177,7 @@ def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[..., No
     node.result()
     node.until(lambda: node.state.epoch == 3 and node.state.step == 8)
     assert {"loss", "mae", "val_loss", "val_mae"} <= node.state.metrics.keys()
-    assert len(node.desk.history["val_loss"]) == 3
+    assert len(node.controller.history["val_loss"]) == 3
     assert len(node.state.curves["val_loss"]) == 3
     assert node.state.phase == ""
 
@@ -194,4 +194,4 @@ def test_a_node_takes_rows_where_the_temporary_directory_has_a_long_name(
     long.mkdir()
     node = start(main, fed=True, TMPDIR=str(long))
     assert node.result().startswith(f"{long}/tfos_nb-scratch-")
-    assert len(node.desk.members.feed_places[NODE].socket) < 104, "more than that no socket's path may have"
+    assert len(node.controller.members.feed_places[NODE].socket) < 104, "more than that no socket's path may have"

@@ -59,7 +59,7 @@ KNOWN = {
     "runtime.feed.row_queue: RowQueue.validation_schema": _CLOSED,
     "runtime.inference.requests: RequestQueue.take": _CLOSED,
     "runtime.inference.requests: Stream.put": "a reader that takes rows, or the stream's failure",
-    "runtime.inference.serving: RequestDesk.exchange": "the results' end: the stream's failure, or that of main",
+    "runtime.inference.serving: RequestExchange.exchange": "the results' end: the stream's failure, or that of main",
     "runtime.inference.serving: _Exchange.results": "the rows' end, which Spark gives before the results' end",
     "runtime.models.model_cache: _load_elsewhere": "a process of its own, whose end fails what it was given",
     "runtime.node.process: NodeProcess._await_exit": _ITS_LIFE,

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import answered, check_queue
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
 from tfos_nb.driver.decommissioning import DecommissionWatch
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
@@ -293,13 +293,13 @@ class Cluster(Rich):
         self._process, self._launched_at = this_process(), time.time()
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
-        self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout, settings.grace)
+        self._controller = ClusterController(plan, settings.restarts, settings.heartbeat_timeout, settings.grace)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
-        self._outcome = ClusterOutcome(plan.name, self._desk)
-        self._lifecycle = ClusterLifecycle(plan.name, self._desk, self._outcome, self._jobs, settings)
+        self._outcome = ClusterOutcome(plan.name, self._controller)
+        self._lifecycle = ClusterLifecycle(plan.name, self._controller, self._outcome, self._jobs, settings)
         self._model_dir, self._log_dir = settings.model_dir_for(plan.name), settings.log_dir_for(plan.name)
         self._tunnel = ""
-        self._training_calls = TrainingCalls(self._outcome, self._desk)
+        self._training_calls = TrainingCalls(self._outcome, self._controller)
 
     # --- the user's calls ---
 
@@ -310,7 +310,7 @@ class Cluster(Rich):
         check_keras(self._spark, self.plan, self._settings.env)
         hold, claim = launching.hold, launching.claim
         token = warm_token(self._spark) if self._settings.warm else ""
-        door, address = open_door(self._spark, self._desk)
+        door, address = open_door(self._spark, self._controller)
         try:
             self._address = replace(address, patience=self._settings.heartbeat_timeout)
             self._lifecycle.begin()
@@ -320,7 +320,7 @@ class Cluster(Rich):
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._nodes = nodes = NodeJobs(
-                self._spark, self._jobs, launching, tasks, description, self._desk, self._outcome.wake
+                self._spark, self._jobs, launching, tasks, description, self._controller, self._outcome.wake
             )
             nodes.submit()
             self._outcome.jobs = lambda: nodes.running
@@ -336,8 +336,8 @@ class Cluster(Rich):
         self._lifecycle.at_end(partial(active_clusters.end, self))
         self._lifecycle.run(door, self._address)
         self._record()
-        HangWatch(self.plan.name, self._desk, self._outcome.over).start()
-        DecommissionWatch(self._spark, self._desk, self._outcome.over).start()
+        HangWatch(self.plan.name, self._controller, self._outcome.over).start()
+        DecommissionWatch(self._spark, self._controller, self._outcome.over).start()
 
     def _record(self) -> None:
         """Keep the run's record from now on, and until the outcome is in it."""
@@ -353,13 +353,13 @@ class Cluster(Rich):
 
     def _result_so_far(self) -> Any:
         """Return the value that the chief's main has returned; None if it has not."""
-        found = self._desk.results().get(self._desk.first)
+        found = self._controller.results().get(self._controller.first)
         return None if found is None else wire.decode(found)
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
         path = os.path.join(directory, "tensorboard")
-        door.open_tunnel(path, partial(self._desk.send_to, str(self.plan.chief_node)))
+        door.open_tunnel(path, partial(self._controller.send_to, str(self.plan.chief_node)))
         self._tunnel = path
         remove = partial(remove_directory, directory)
         atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
@@ -369,10 +369,12 @@ class Cluster(Rich):
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
         while True:
-            rendezvous = self._desk.rendezvous
+            rendezvous = self._controller.rendezvous
             with self._changed:
-                self._changed.wait_for(lambda: self._outcome.over.is_set() or self._desk.all_up or self._desk.failures)
-            if not self._desk.failures and self._outcome.error is None:
+                self._changed.wait_for(
+                    lambda: self._outcome.over.is_set() or self._controller.all_up or self._controller.failures
+                )
+            if not self._controller.failures and self._outcome.error is None:
                 return
             if not self._outcome.await_decision(rendezvous):
                 self._outcome.raise_outcome()
@@ -443,18 +445,18 @@ class Cluster(Rich):
                 timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
                 if self._follower is not None:
                     self._follower.fed(data)
-                training = Training(self._outcome, self._desk, self._jobs, timeout, self._address, qname)
+                training = Training(self._outcome, self._controller, self._jobs, timeout, self._address, qname)
                 self._feed_or_stop(training, data, epochs, spill, validation)
         except KeyboardInterrupt:  # it may come at the block's end
             self._interrupted()
             raise
 
     def _feed_or_stop(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
-        before = self._desk.feeds.current
+        before = self._controller.feeds.current
         try:
             self._feed(training, data, epochs, spill, validation)
         except BaseException as error:
-            begun = self._desk.feeds.is_half_fed and self._desk.feeds.current is not before
+            begun = self._controller.feeds.is_half_fed and self._controller.feeds.current is not before
             if not isinstance(error, Exception) or (begun and not training.ending):
                 self._interrupted()
             raise
@@ -573,13 +575,13 @@ class Cluster(Rich):
         self._refuse_if_over("scale")
         plan = replace(self.plan, workers=workers)
         self._settings.check(plan)
-        if self._desk.restarts_left <= 0:
+        if self._controller.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
             raise PlanError(f"scale(workers={workers}) starts the nodes again, which needs a restart: {left}")
         # An interrupt is deferred until the request to Spark is complete: nodes of half a request would never come.
         with interruptible():
-            found = survey(self._spark, plan, more) if (more := self._desk.lacking(plan)) else None
-            self._desk.scale(plan)
+            found = survey(self._spark, plan, more) if (more := self._controller.lacking(plan)) else None
+            self._controller.scale(plan)
             if found is not None:
                 self._nodes.submit_more(plan, found)
 
@@ -614,7 +616,7 @@ class Cluster(Rich):
         seconds = check_seconds("timeout", timeout, above=0)
         if self._lifecycle.status.ended:
             raise ClusterClosed(f"cluster {self.plan.name} has ended: no node has a stack; logs(node) has its lines")
-        taken = self._desk.stacks(seconds)
+        taken = self._controller.stacks(seconds)
         running = [one.node for one in self.snapshot().nodes if one.pid is not None and not one.status.ended]
         return {name: taken[name].text or no_answer(taken[name]) if name in taken else NO_ANSWER for name in running}
 
@@ -651,12 +653,12 @@ class Cluster(Rich):
 
     def result(self) -> Any:
         """Return the value that the chief's ``main`` returned, once it is done."""
-        return self.results().get(self._desk.first)
+        return self.results().get(self._controller.first)
 
     def results(self) -> dict[str, Any]:
         """Return the values that all nodes' ``main`` returned, as ``{"worker:0": …}``, once all are done."""
         self.wait()
-        return {node: wire.decode(data) for node, data in self._desk.results().items()}
+        return {node: wire.decode(data) for node, data in self._controller.results().items()}
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the training and free the slots: politely at first, by force after ``grace`` seconds.
@@ -708,7 +710,7 @@ class Cluster(Rich):
     @property
     def plan(self) -> ClusterPlan:
         """The plan that was requested last, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
-        return self._desk.plan
+        return self._controller.plan
 
     @property
     def model_dir(self) -> str:
@@ -719,14 +721,14 @@ class Cluster(Rich):
     def state(self) -> ClusterStatus:
         """The status of the cluster."""
         with self._changed:
-            recovers = any(one.lost for one in self._desk.failures) and self._outcome.may_go_on
-            return shown_status(self._lifecycle.status, about_to_recover=recovers, all_up=self._desk.all_up)
+            recovers = any(one.lost for one in self._controller.failures) and self._outcome.may_go_on
+            return shown_status(self._lifecycle.status, about_to_recover=recovers, all_up=self._controller.all_up)
 
     def _cause(self, status: ClusterStatus) -> str:
         """Return what ended the cluster, or what it recovers from."""
         if self._outcome.error is not None or status is not ClusterStatus.RECOVERING:
             return str(self._outcome.error or "")
-        lost = [failure.error for failure in self._desk.failures if failure.lost]
+        lost = [failure.error for failure in self._controller.failures if failure.lost]
         return str(lost[0]) if lost else self._lifecycle.cause
 
     @property
@@ -736,7 +738,7 @@ class Cluster(Rich):
         ``cluster.history.plot()`` draws them, ``cluster.history.to_pandas()`` returns them as a table. At the end of a
         cell it shows its charts.
         """
-        return self._desk.history
+        return self._controller.history
 
     @property
     def run(self) -> Run:
@@ -787,24 +789,24 @@ class Cluster(Rich):
         >>> for one in cluster.events()[-20:]:  # doctest: +SKIP
         ...     print(f"{one.seconds:8.2f} s  {one.event}")
         """
-        return self._desk.events()
+        return self._controller.events()
 
     def logs(self, node: str = "") -> str:
         """Return the last lines of a node's output, such as ``logs("worker:1")``; the chief's by default."""
-        return "\n".join(self._desk.logs(self._node_named(node)))
+        return "\n".join(self._controller.logs(self._node_named(node)))
 
     def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
         """Return a node's newest lines, each with its time; the chief's by default."""
-        return self._desk.log_lines(self._node_named(node), limit=limit)
+        return self._controller.log_lines(self._node_named(node), limit=limit)
 
     @property
     def log_bytes(self) -> int:
         """Approximate memory in bytes of the kept lines of all nodes."""
-        return self._desk.log_bytes
+        return self._controller.log_bytes
 
     def shorten_logs(self, most: int | None = None) -> None:
         """Keep only the last lines of each node, at most ``most`` bytes for all nodes together."""
-        self._desk.shorten_logs(most)
+        self._controller.shorten_logs(most)
 
     def _node_named(self, node: str) -> str:
         names = [str(known) for known in self.plan.nodes]
@@ -821,19 +823,19 @@ class Cluster(Rich):
     def snapshot(self) -> ClusterState:
         """Return the current state of the cluster."""
         with self._changed:
-            feed, status = self._desk.feeds.current, self.state
+            feed, status = self._controller.feeds.current, self.state
             return ClusterState(
                 name=self.plan.name,
                 id=self.id,
-                generation=self._desk.generation,
+                generation=self._controller.generation,
                 status=status,
-                nodes=self._desk.snapshot(),
+                nodes=self._controller.snapshot(),
                 feed=feed.progress if feed is not None else None,
                 elapsed=self._lifecycle.elapsed,
                 error=self._cause(status),
                 spark_master=self._master,
                 spark_ui=self._spark_ui,
-                log=tuple(self._desk.log_tail(_LOG_SHOWN)),
+                log=tuple(self._controller.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
                 plan=_text_of(self.plan),
                 points=tuple(thin_points(self.history.points(), _POINTS_SHOWN)) if status.ended else (),
@@ -847,15 +849,17 @@ class Cluster(Rich):
 
     @property
     def _changed(self) -> threading.Condition:
-        return self._desk.changed
+        return self._controller.changed
 
     def _refuse_if_over(self, call: str) -> None:
         if self._outcome.error is not None:
             raise self._outcome.error
-        if self._desk.failures and not self._outcome.await_decision(self._desk.rendezvous):
+        if self._controller.failures and not self._outcome.await_decision(self._controller.rendezvous):
             self._outcome.raise_outcome()
-        if self._desk.feeds.closed and not self._lifecycle.status.ended and self._outcome.stop is None:
-            raise ClusterClosed(f"cluster {self.plan.name}: {self._desk.feeds.closed}; launch it again to {call} again")
+        if self._controller.feeds.closed and not self._lifecycle.status.ended and self._outcome.stop is None:
+            raise ClusterClosed(
+                f"cluster {self.plan.name}: {self._controller.feeds.closed}; launch it again to {call} again"
+            )
         if self._lifecycle.status.ended or self._outcome.failing:
             state = self.state.value
             raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it again")

@@ -42,8 +42,8 @@ __all__ = ["run"]
 _ENDING_SECONDS = 10.0  # in which Spark notes the end of tasks that have told their results
 
 
-class _Desk:
-    """Desk of the door: collects the outcomes of the programs."""
+class _Handler:
+    """DoorHandler of the door: collects the outcomes of the programs."""
 
     def __init__(self, count: int) -> None:
         self.changed = threading.Condition()
@@ -166,8 +166,8 @@ def run(
         check_dynamic_allocation(session, nodes)
         check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile, exchanging=relayed)
     check_descriptors(session, nodes if barrier else min(nodes, slots_total(session)))
-    desk = _Desk(nodes)
-    door, address = open_door(session, desk)
+    handler = _Handler(nodes)
+    door, address = open_door(session, handler)
     try:
         path = python_path()
         token = warm_token(session) if warm else ""
@@ -175,26 +175,28 @@ def run(
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
         with interruptible():
-            return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)
+            return _results(handler, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)
     finally:
         door.close()
 
 
-def _results(desk: _Desk, jobs: SparkJobs, frame: Any, name: str) -> list[Any]:
-    job = jobs.run(run_to_the_end(frame), f"tfos_nb {name}: {desk.count} programs", desk.wake)
+def _results(handler: _Handler, jobs: SparkJobs, frame: Any, name: str) -> list[Any]:
+    job = jobs.run(run_to_the_end(frame), f"tfos_nb {name}: {handler.count} programs", handler.wake)
     try:
-        with desk.changed:
-            desk.changed.wait_for(lambda: desk.failure or len(desk.ended) == desk.count or job.done.is_set())
-            failure = desk.failure
+        with handler.changed:
+            handler.changed.wait_for(
+                lambda: handler.failure or len(handler.ended) == handler.count or job.done.is_set()
+            )
+            failure = handler.failure
         if failure is not None:
             raise _error_of(failure)
-        if len(desk.ended) < desk.count:
+        if len(handler.ended) < handler.count:
             job.done.wait()
             raise _error_of_job(job.error, name)
         job.done.wait(_ENDING_SECONDS)
     finally:
         job.cancel()
-    return [wire.decode(desk.ended[index].result or b"") for index in range(desk.count)]
+    return [wire.decode(handler.ended[index].result or b"") for index in range(handler.count)]
 
 
 def _error_of(failure: SingleProgramEnded) -> NodeFailed:

@@ -186,9 +186,9 @@ def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "there"),
     [
-        ("driver.cluster_desk", "driver.feed_desk", True),
-        ("driver.cluster_desk", "driver.outcome", False),
-        ("driver.roster", "driver.feed_desk", False),
+        ("driver.cluster_controller", "driver.feed_controller", True),
+        ("driver.cluster_controller", "driver.outcome", False),
+        ("driver.roster", "driver.feed_controller", False),
         ("magics.cluster", "cluster", True),  # within a function
         ("cluster_inference", "runtime.inference.serving", True),
         ("runtime.program.tensorflow_cluster", "runtime.program.coordinator_steps", True),  # for type checking too

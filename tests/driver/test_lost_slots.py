@@ -33,7 +33,7 @@ ONE_IS_LEFT = """
         killer = Killer(cluster, "worker:1", ROWS // 4, its_host)
         cluster.train(rows, epochs=2)
         executors = {node.executor for node in cluster.snapshot().nodes if node.executor}
-        left = cluster._desk.left_slots
+        left = cluster._controller.left_slots
     total, generation = cluster.result()
     print("SAID", killer.killed is not None, total == sum_of_ids(2), generation >= 2, len(executors), len(left) >= 1)
 """

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.driver import cluster_desk as desk_module
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver import cluster_controller as controller_module
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Attendance, Door, DoorClient
@@ -43,12 +43,12 @@ SECONDS = 20.0
 
 
 class Cluster:
-    """A desk behind a real door, a clock that a test sets, and the streams of its nodes."""
+    """A controller behind a real door, a clock that a test sets, and the streams of its nodes."""
 
     def __init__(self, plan: ClusterPlan, clock: SimpleNamespace) -> None:
-        self.desk = ClusterDesk(plan)
+        self.controller = ClusterController(plan)
         self.clock = clock
-        self.door = Door(self.desk, host="127.0.0.1", bind="127.0.0.1")
+        self.door = Door(self.controller, host="127.0.0.1", bind="127.0.0.1")
         self.client = DoorClient(self.door.open())
         self.streams: dict[str, Attendance] = {}
 
@@ -56,10 +56,10 @@ class Cluster:
         for number, node in enumerate(nodes):
             stream = self.streams[node] = self.client.attend()
             stream.send(Reservation(node, "10.0.0.1", port + number, str(number), 0, 77, ()))
-            self.until(lambda node=node: node not in self.desk.missing)
+            self.until(lambda node=node: node not in self.controller.missing)
 
     def say(self, message: Any, by: str = "") -> None:
-        """Send a message, the node's that it is about or another's, and wait until the desk has it."""
+        """Send a message, the node's that it is about or another's, and wait until the controller has it."""
         before = self.clock.said
         self.streams[by or message.node].send(message)
         self.until(lambda: self.clock.said > before)
@@ -71,11 +71,11 @@ class Cluster:
             self.say(MainStarted(node))
 
     def until(self, reached: Callable[[], object]) -> None:
-        with self.desk.changed:
-            assert self.desk.changed.wait_for(reached, SECONDS)
+        with self.controller.changed:
+            assert self.controller.changed.wait_for(reached, SECONDS)
 
     def state(self, node: str) -> NodeState:
-        return next(state for state in self.desk.snapshot() if state.node == node)
+        return next(state for state in self.controller.snapshot() if state.node == node)
 
     def close(self) -> None:
         self.door.close()
@@ -86,20 +86,20 @@ class Cluster:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand in for the desk's clock, and count what it has taken."""
+    """Stand in for the controller's clock, and count what it has taken."""
     clock = SimpleNamespace(now=1000.0, said=0)
     clock.monotonic = lambda: clock.now
-    for module in (desk_module,):
+    for module in (controller_module,):
         monkeypatch.setattr(module, "time", clock)
-    received = ClusterDesk.received
+    received = ClusterController.received
 
-    def counted(self: ClusterDesk, link: Any, message: Any) -> None:
+    def counted(self: ClusterController, link: Any, message: Any) -> None:
         with self.changed:
             received(self, link, message)
             clock.said += 1
             self.changed.notify_all()
 
-    monkeypatch.setattr(ClusterDesk, "received", counted)
+    monkeypatch.setattr(ClusterController, "received", counted)
     return clock
 
 
@@ -131,18 +131,18 @@ def ended(node: str, code: int | None = 1, signal: str | None = None, memory: in
 def test_nobody_starts_before_all_have_reserved(make: Callable[..., Cluster]) -> None:
     cluster = make(2, ps=1)
     cluster.reserve("worker:1", "ps:0", "worker:0")
-    assert cluster.desk.missing == ("chief:0",)
+    assert cluster.controller.missing == ("chief:0",)
     assert cluster.state("worker:1").status is NodeStatus.RESERVED
     cluster.reserve("chief:0", port=2000)
     spec = {"chief": ["10.0.0.1:2000"], "worker": ["10.0.0.1:1002", "10.0.0.1:1000"], "ps": ["10.0.0.1:1001"]}
     assert [next(iter(cluster.streams[node])) for node in ("worker:0", "chief:0", "ps:0")] == [Start(spec)] * 3
-    assert {state.status for state in cluster.desk.snapshot()} == {NodeStatus.STARTING}
+    assert {state.status for state in cluster.controller.snapshot()} == {NodeStatus.STARTING}
 
 
 def test_all_are_up_when_every_main_has_been_called(make: Callable[..., Cluster]) -> None:
     cluster = make(2, input_mode="tensorflow")
     cluster.bring_up("worker:0", "worker:1")
-    assert cluster.desk.all_up
+    assert cluster.controller.all_up
     assert cluster.state("worker:0") == NodeState(
         "worker:0", NodeStatus.TRAINING, "10.0.0.1", "0", 7, heartbeat_age=0.0
     )
@@ -154,7 +154,7 @@ def test_not_all_are_up_while_one_has_not_called_main(make: Callable[..., Cluste
     for node in ("worker:0", "worker:1"):
         cluster.say(NodeUp(node, 7, "2", "3", None))
     cluster.say(MainStarted("worker:0"))
-    assert not cluster.desk.all_up
+    assert not cluster.controller.all_up
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
 
 
@@ -166,7 +166,7 @@ def test_a_second_reservation_is_sent_away_and_the_first_stays(make: Callable[..
     assert list(second) == []
     second.end()
     assert cluster.state("worker:0").host == "10.0.0.1"
-    assert cluster.desk.failures == []
+    assert cluster.controller.failures == []
     cluster.reserve("worker:1")
     assert next(iter(cluster.streams["worker:0"])).cluster_spec["worker"][0] == "10.0.0.1:1000"
 
@@ -177,8 +177,8 @@ def test_a_node_that_is_not_in_the_plan_is_sent_away(make: Callable[..., Cluster
     stranger.send(Reservation("worker:7", "10.0.0.2", 9, "9", 0, 78))
     assert list(stranger) == []
     stranger.end()
-    assert cluster.desk.missing == ("worker:0",)
-    assert cluster.desk.failures == []
+    assert cluster.controller.missing == ("worker:0",)
+    assert cluster.controller.failures == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_stream_begins_with_a_reservation_or_is_ended(make: Callable[..., Clus
     stranger.send(first)
     assert list(stranger) == []
     stranger.end()
-    assert cluster.desk.failures == []
+    assert cluster.controller.failures == []
     cluster.reserve("worker:0")  # who should have come is taken
     assert cluster.state("worker:0").status is NodeStatus.STARTING
 
@@ -208,15 +208,15 @@ def test_a_stream_begins_with_a_reservation_or_is_ended(make: Callable[..., Clus
 def test_a_node_is_not_heard_about_another(make: Callable[..., Cluster], message: Any) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
-    cluster.desk.feeds.begin(1, False, 1, 1)
+    cluster.controller.feeds.begin(1, False, 1, 1)
     cluster.streams["worker:1"].send(message)
-    cluster.until(lambda: cluster.desk.failures)
-    assert [failure.node for failure in cluster.desk.failures] == ["worker:1"]
+    cluster.until(lambda: cluster.controller.failures)
+    assert [failure.node for failure in cluster.controller.failures] == ["worker:1"]
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
     places = cluster.client.ask(WherePlaces(1, ("worker:0", "worker:1"))).places
     assert {place.socket for place in places.values()} == {"/s"}
-    assert cluster.desk.feeds.current is not None
-    assert cluster.desk.feeds.current.passes_done == {}
+    assert cluster.controller.feeds.current is not None
+    assert cluster.controller.feeds.current.passes_done == {}
 
 
 def test_an_executor_that_cannot_run_a_node_that_is_there_is_sent_away(make: Callable[..., Cluster]) -> None:
@@ -226,7 +226,7 @@ def test_an_executor_that_cannot_run_a_node_that_is_there_is_sent_away(make: Cal
     second.send(Refused("worker:0", "10.0.0.2", "tensorflow cannot be imported"))
     assert list(second) == []
     second.end()
-    assert cluster.desk.failures == []
+    assert cluster.controller.failures == []
     assert cluster.state("worker:0").status is NodeStatus.RESERVED
 
 
@@ -235,7 +235,7 @@ def test_an_executor_that_cannot_run_a_node_says_why(make: Callable[..., Cluster
     stream = cluster.streams["worker:0"] = cluster.client.attend()
     stream.send(Refused("worker:0", "10.0.0.1", "tensorflow cannot be imported"))
     assert list(stream) == []
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert isinstance(failure.error, PlanError)
     assert str(failure.error) == "worker:0 on 10.0.0.1: tensorflow cannot be imported"
 
@@ -243,10 +243,10 @@ def test_an_executor_that_cannot_run_a_node_says_why(make: Callable[..., Cluster
 def test_a_supervisor_that_ended_before_it_came_is_a_failure_with_its_words(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.client.ask(SupervisorEnded("worker:0", 1, "ImportError: no module\n"))
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert "its supervisor ended with code 1 before it had reserved" in str(failure.error)
     assert "ImportError: no module" in str(failure.error)
-    assert "ImportError: no module" in cluster.desk.logs("worker:0")
+    assert "ImportError: no module" in cluster.controller.logs("worker:0")
 
 
 # --- failing --------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_an_exception_is_a_failure_with_its_place_and_traceback(make: Callable[.
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainRaised("worker:1", "ValueError: no", "Traceback …\nValueError: no"))
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert (failure.node, failure.collateral) == ("worker:1", False)
     assert isinstance(failure.error, NodeFailed)
     assert (failure.error.host, failure.error.executor) == ("10.0.0.1", "1")
@@ -274,9 +274,9 @@ def test_a_failure_that_a_peer_caused_is_marked_whichever_comes_first(make: Call
     ]
     for message in messages if first == "its own" else reversed(messages):
         cluster.say(message)
-    assert [failure.node for failure in cluster.desk.failures if not failure.collateral] == ["worker:1"]
-    assert [failure.node for failure in cluster.desk.failures if failure.collateral] == ["worker:0"]
-    assert cluster.desk.failures[0].node == ("worker:1" if first == "its own" else "worker:0")
+    assert [failure.node for failure in cluster.controller.failures if not failure.collateral] == ["worker:1"]
+    assert [failure.node for failure in cluster.controller.failures if failure.collateral] == ["worker:0"]
+    assert cluster.controller.failures[0].node == ("worker:1" if first == "its own" else "worker:0")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_process_that_ends_is_a_failure_with_its_code_or_signal(
     cluster = make(1)
     cluster.bring_up("worker:0")
     cluster.say(message)
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert isinstance(failure.error, NodeFailed)
     assert (failure.error.exit_code, failure.error.signal) == (message.exit_code, message.signal)
     with pytest.raises(NodeFailed, match=rf"(?s){words}.*The last lines that worker:0 wrote:\nthe last lines"):
@@ -308,8 +308,8 @@ def test_a_process_that_ends_after_its_exception_is_one_failure(make: Callable[.
     cluster.say(MainRaised("worker:0", "ValueError: no", "…"))
     cluster.say(ended("worker:0", 1))
     cluster.streams["worker:0"].end()
-    cluster.until(lambda: cluster.desk.all_gone)
-    assert len(cluster.desk.failures) == 1
+    cluster.until(lambda: cluster.controller.all_gone)
+    assert len(cluster.controller.failures) == 1
     assert cluster.state("worker:0").status is NodeStatus.FAILED
 
 
@@ -318,7 +318,7 @@ def test_a_process_that_dies_after_main_has_returned_says_so(make: Callable[...,
     cluster.bring_up("worker:0")
     cluster.say(MainReturned("worker:0", wire.encode(1)))
     cluster.say(ended("worker:0", None, "SIGSEGV"))
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert "killed by SIGSEGV after main had returned" in str(failure.error)
 
 
@@ -331,9 +331,9 @@ def test_a_main_that_left_no_server_is_named_where_the_chief_waits_for_one(
     cluster.say(MainReturned("worker:0", wire.encode(None), serves=True))
     waits, returns = Coordinating("chief:0"), MainReturned("ps:0", wire.encode(None), serves=False)
     for message in (returns, waits) if first == "the return" else (waits, returns):
-        assert cluster.desk.failures == []
+        assert cluster.controller.failures == []
         cluster.say(message)
-    [failure] = cluster.desk.failures
+    [failure] = cluster.controller.failures
     assert failure.node == "ps:0"
     assert "left no TensorFlow server, for which chief:0 waits: begin main with `if not ctx" in str(failure.error)
 
@@ -341,8 +341,8 @@ def test_a_main_that_left_no_server_is_named_where_the_chief_waits_for_one(
 def test_a_failure_that_the_driver_finds_names_the_node_and_its_host(make: Callable[..., Cluster]) -> None:
     cluster = make()
     cluster.bring_up("worker:0", "worker:1")
-    cluster.desk.fail("worker:1", "waits for ever")
-    (failure,) = cluster.desk.failures
+    cluster.controller.fail("worker:1", "waits for ever")
+    (failure,) = cluster.controller.failures
     assert str(failure.error) == "worker:1 on 10.0.0.1 (executor 1): waits for ever"
     assert not failure.lost, "with restarts= it would happen again"
 
@@ -351,20 +351,20 @@ def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.streams["worker:1"].end()
-    cluster.until(lambda: cluster.desk.failures)
+    cluster.until(lambda: cluster.controller.failures)
     assert cluster.state("worker:1").status is NodeStatus.LOST
-    assert "worker:1 on 10.0.0.1 (executor 1): its supervisor is gone" in str(cluster.desk.failures[0].error)
+    assert "worker:1 on 10.0.0.1 (executor 1): its supervisor is gone" in str(cluster.controller.failures[0].error)
 
 
 def test_a_driver_that_stood_still_does_not_take_that_for_its_nodes_silence(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.clock.now += 100
-    cluster.desk.ticked(98.0)
-    assert cluster.desk.failures == []
+    cluster.controller.ticked(98.0)
+    assert cluster.controller.failures == []
     cluster.clock.now += 14
-    cluster.desk.ticked()
-    assert len(cluster.desk.failures) == 2, "they have not been heard of since"
+    cluster.controller.ticked()
+    assert len(cluster.controller.failures) == 2, "they have not been heard of since"
 
 
 def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[..., Cluster]) -> None:
@@ -372,14 +372,14 @@ def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[
     cluster.bring_up("worker:0", "worker:1")
     cluster.clock.now += 14
     cluster.say(beat("worker:0"))
-    cluster.desk.ticked()
-    assert cluster.desk.failures == []
+    cluster.controller.ticked()
+    assert cluster.controller.failures == []
     assert (cluster.state("worker:0").heartbeat_age, cluster.state("worker:1").heartbeat_age) == (0, 14)
     cluster.clock.now += 2
-    cluster.desk.ticked()
-    cluster.desk.ticked()
-    assert [failure.node for failure in cluster.desk.failures] == ["worker:1"]
-    assert "no heartbeat for 15 s" in str(cluster.desk.failures[0].error)
+    cluster.controller.ticked()
+    cluster.controller.ticked()
+    assert [failure.node for failure in cluster.controller.failures] == ["worker:1"]
+    assert "no heartbeat for 15 s" in str(cluster.controller.failures[0].error)
     statuses = [cluster.state(node).status for node in ("worker:0", "worker:1")]
     assert statuses == [NodeStatus.TRAINING, NodeStatus.LOST]
 
@@ -388,29 +388,29 @@ def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[...,
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainReturned("worker:0", wire.encode({"loss": 0.5})))
-    cluster.desk.dismiss(Stop("the user", 1.0))
+    cluster.controller.dismiss(Stop("the user", 1.0))
     heard = iter(cluster.streams["worker:1"])
     assert [type(next(heard)), next(heard)] == [Start, Stop("the user", 1.0)]
     cluster.say(ended("worker:0", 0))
     cluster.say(ended("worker:1", None, "SIGKILL"))
     for stream in cluster.streams.values():
         stream.end()
-    cluster.until(lambda: cluster.desk.all_gone)
-    assert cluster.desk.failures == []
-    assert [state.status for state in cluster.desk.snapshot()] == [NodeStatus.DONE, NodeStatus.STOPPED]
+    cluster.until(lambda: cluster.controller.all_gone)
+    assert cluster.controller.failures == []
+    assert [state.status for state in cluster.controller.snapshot()] == [NodeStatus.DONE, NodeStatus.STOPPED]
 
 
 def test_what_a_node_saves_that_fell_silent_on_its_way_out_is_not_waited_for(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(Saving("worker:0", True))
-    cluster.desk.dismiss(Stop("the user", 1.0))
-    cluster.desk.ticked()
-    assert cluster.desk.saving
+    cluster.controller.dismiss(Stop("the user", 1.0))
+    cluster.controller.ticked()
+    assert cluster.controller.saving
     cluster.clock.now += 100.0
-    cluster.desk.ticked()
-    assert not cluster.desk.saving
-    assert cluster.desk.failures == []
+    cluster.controller.ticked()
+    assert not cluster.controller.saving
+    assert cluster.controller.failures == []
 
 
 # --- what is known --------------------------------------------------------------------------------
@@ -419,15 +419,15 @@ def test_what_a_node_saves_that_fell_silent_on_its_way_out_is_not_waited_for(mak
 def test_the_results_are_kept_as_they_came(make: Callable[..., Cluster]) -> None:
     cluster = make(2, ps=1)
     cluster.bring_up("chief:0", "worker:0", "worker:1", "ps:0")
-    assert not cluster.desk.all_returned
+    assert not cluster.controller.all_returned
     for node in ("chief:0", "worker:0", "worker:1"):  # a parameter server's main need not return
         cluster.say(MainReturned(node, wire.encode(node)))
-    assert cluster.desk.all_returned
-    assert {name: wire.decode(data) for name, data in cluster.desk.results().items()} == {
+    assert cluster.controller.all_returned
+    assert {name: wire.decode(data) for name, data in cluster.controller.results().items()} == {
         "chief:0": "chief:0", "worker:0": "worker:0", "worker:1": "worker:1",
     }  # fmt: skip
-    assert cluster.desk.is_over("worker:0")
-    assert not cluster.desk.is_over("ps:0")
+    assert cluster.controller.is_over("worker:0")
+    assert not cluster.controller.is_over("ps:0")
 
 
 def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[..., Cluster]) -> None:
@@ -438,7 +438,7 @@ def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[
     state = cluster.state("worker:0")
     assert (state.status, state.epoch, state.epochs, state.step, state.loss) == (NodeStatus.TRAINING, 2, 3, 4, 0.4)
     assert (state.rows, state.cpu_percent, state.memory_bytes) == (100, 50.0, 1 << 30)
-    assert dict(cluster.desk.history) == {"loss": [0.5]}
+    assert dict(cluster.controller.history) == {"loss": [0.5]}
 
 
 def test_a_loss_that_becomes_nan_on_one_worker_is_in_its_log_once(make: Callable[..., Cluster]) -> None:
@@ -447,8 +447,8 @@ def test_a_loss_that_becomes_nan_on_one_worker_is_in_its_log_once(make: Callable
     for step in (1, 2, 3):
         cluster.say(beat("worker:0", step, StepReport(2, 3, step, 10, {"loss": 0.5})))
         cluster.say(beat("worker:1", step, StepReport(2, 3, step, 10, {"loss": float("nan") if step > 1 else 0.5})))
-    assert cluster.desk.logs("worker:1") == ["tfos_nb: the loss became NaN in epoch 2; that of worker:0 is 0.5"]
-    assert cluster.desk.logs("worker:0") == []
+    assert cluster.controller.logs("worker:1") == ["tfos_nb: the loss became NaN in epoch 2; that of worker:0 is 0.5"]
+    assert cluster.controller.logs("worker:0") == []
 
 
 def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Cluster]) -> None:
@@ -491,10 +491,10 @@ def test_logs_are_kept_by_node(make: Callable[..., Cluster]) -> None:
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(LogLines("worker:0", ("one", "two")))
     cluster.say(LogLines("worker:0", ("three",)))
-    assert cluster.desk.logs("worker:0") == ["one", "two", "three"]
-    assert cluster.desk.logs("worker:1") == []
+    assert cluster.controller.logs("worker:0") == ["one", "two", "three"]
+    assert cluster.controller.logs("worker:1") == []
     with pytest.raises(KeyError):
-        cluster.desk.logs("worker:9")
+        cluster.controller.logs("worker:9")
 
 
 def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..., Cluster]) -> None:
@@ -503,7 +503,7 @@ def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..
     cluster.say(LogLines("worker:1", ("one", "two")))
     cluster.say(LogLines("worker:0", ("three",)))
     cluster.say(LogLines("worker:1", ("four",)))
-    tail = cluster.desk.log_tail(3)
+    tail = cluster.controller.log_tail(3)
     assert [(line.node, line.text) for line in tail] == [
         ("worker:1", "two"),
         ("worker:0", "three"),
@@ -511,10 +511,10 @@ def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..
     ]
     assert [line.time for line in tail] == sorted(line.time for line in tail)
     assert abs(tail[0].time - time.time()) < 3600  # since 1970, and not of some other clock
-    lines = cluster.desk.log_lines("worker:1")
-    assert [line.text for line in lines] == cluster.desk.logs("worker:1") == ["one", "two", "four"]
-    assert cluster.desk.log_lines("worker:1", limit=1) == lines[-1:]
-    assert cluster.desk.log_lines("worker:1", after=lines[0].time, limit=1) == lines[1:2]
+    lines = cluster.controller.log_lines("worker:1")
+    assert [line.text for line in lines] == cluster.controller.logs("worker:1") == ["one", "two", "four"]
+    assert cluster.controller.log_lines("worker:1", limit=1) == lines[-1:]
+    assert cluster.controller.log_lines("worker:1", after=lines[0].time, limit=1) == lines[1:2]
 
 
 def test_a_node_that_only_says_what_comes_is_not_training_yet(make: Callable[..., Cluster]) -> None:
@@ -529,7 +529,7 @@ def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(beat("worker:0", 5, hungry=True))
     cluster.say(beat("worker:1", 5, hungry=False))
-    assert cluster.desk.sated() == ("worker:1",)
+    assert cluster.controller.sated() == ("worker:1",)
 
 
 @pytest.mark.parametrize("first", ["silent", "done"])
@@ -542,7 +542,7 @@ def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
         cluster.say(beat("worker:0", 5, hungry=False))
         cluster.say(MainReturned("worker:0", wire.encode(None)))
     cluster.say(beat("worker:1", 5, hungry=False))
-    assert cluster.desk.sated() == ("worker:1",)
+    assert cluster.controller.sated() == ("worker:1",)
 
 
 def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
@@ -558,8 +558,8 @@ def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
     for thread in threads:
         thread.start()
     cluster.until(lambda: cluster.clock.said == 400)
-    assert all(cluster.desk.logs(name) == [str(number) for number in range(20)] for name in names)
-    cluster.desk.send(Farewell())
+    assert all(cluster.controller.logs(name) == [str(number) for number in range(20)] for name in names)
+    cluster.controller.send(Farewell())
     for thread in threads:
         thread.join(SECONDS)
 
@@ -568,17 +568,17 @@ def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_histo
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(2)
-    cluster.desk.members.restarts_left = 1
+    cluster.controller.members.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(beat("worker:0", None, end_of(1, 0.9), end_of(2, 0.8)))
     cluster.say(ended("worker:1", None, "SIGKILL"))
-    cluster.desk.restart_all("it was killed")
+    cluster.controller.restart_all("it was killed")
     cluster.say(beat("worker:0", None, end_of(3, 0.7)))  # its supervisor found that when it ended the process
-    assert cluster.desk.history["loss"] == [0.9, 0.8, 0.7]
+    assert cluster.controller.history["loss"] == [0.9, 0.8, 0.7]
     for number, node in enumerate(("worker:0", "worker:1")):
         cluster.say(Reservation(node, "h", 5000 + number, "0", 0, 77, (), 2))
     cluster.say(beat("worker:0", None, end_of(3, 0.6)))  # from the state of the second one
-    assert cluster.desk.history["loss"] == [0.9, 0.8, 0.6]
+    assert cluster.controller.history["loss"] == [0.9, 0.8, 0.6]
 
 
 def end_of(epoch: int, loss: float) -> StepReport:

@@ -46,40 +46,40 @@ class Tasks(SimpleNamespace):
 @pytest.fixture
 def made(spark: SparkSession) -> tuple[NodeJobs, Jobs, Any]:
     jobs = Jobs()
-    desk: Any = SimpleNamespace(missing=(), untended=(), left_slots=(), tend=lambda nodes, hold: None)
+    controller: Any = SimpleNamespace(missing=(), untended=(), left_slots=(), tend=lambda nodes, hold: None)
     plan = SimpleNamespace(gpus_of=lambda node: 0, cpus=1)
     launching: Any = SimpleNamespace(groups=[(("worker:0", "worker:1", "worker:2"), None)], here=())
     tasks: Any = Tasks(hold=True, claim=False, plan=plan)
-    made = NodeJobs(spark, jobs, launching, tasks, "nodes", desk, lambda: None)  # type: ignore[arg-type]
+    made = NodeJobs(spark, jobs, launching, tasks, "nodes", controller, lambda: None)  # type: ignore[arg-type]
     made.submit()
-    return made, jobs, desk
+    return made, jobs, controller
 
 
 def test_a_node_is_asked_for_again_whichever_others_were_before_it(made: tuple[NodeJobs, Jobs, Any]) -> None:
     """Its job has ended, since all nodes have left their slots; another node was asked for again meanwhile."""
-    nodes, jobs, desk = made
+    nodes, jobs, controller = made
     jobs.taken[0].done.set()
-    desk.missing = ("worker:0",)
+    controller.missing = ("worker:0",)
     nodes.submit_again()
     jobs.taken[1].done.set()
-    desk.missing = ("worker:1",)
+    controller.missing = ("worker:1",)
     nodes.submit_again()
-    desk.missing = ("worker:2", "worker:0")
+    controller.missing = ("worker:2", "worker:0")
     nodes.submit_again()
     assert jobs.of() == ["worker:0, worker:1, worker:2", "worker:0", "worker:1", "worker:0", "worker:2"]
-    desk.missing = ()
+    controller.missing = ()
     nodes.submit_again()
     assert len(jobs.taken) == 5
 
 
 def test_a_job_that_runs_is_asked_again_for_those_alone_whose_task_has_gone(made: tuple[NodeJobs, Jobs, Any]) -> None:
-    nodes, jobs, desk = made
-    desk.missing, desk.untended = ("worker:0", "worker:1"), ("worker:1",)
+    nodes, jobs, controller = made
+    controller.missing, controller.untended = ("worker:0", "worker:1"), ("worker:1",)
     nodes.submit_again()
     assert jobs.of()[1:] == ["worker:1"]
     assert jobs.taken[0] in nodes.running
     jobs.taken[0].error = RuntimeError("its stage was cancelled")
     jobs.taken[0].done.set()
-    desk.missing = desk.untended = ()
+    controller.missing = controller.untended = ()
     nodes.submit_again()
     assert jobs.of()[2:] == ["worker:0, worker:2"]

@@ -32,7 +32,7 @@ NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server, which serve."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.desk.members.restarts_left = 2
+    cluster.controller.members.restarts_left = 2
     cluster.bring_up(*NODES)
     for node in NODES[1:]:
         cluster.say(Serving(node))
@@ -44,14 +44,14 @@ def coordinated(make: Callable[..., Cluster]) -> Cluster:
 def pair(make: Callable[..., Cluster]) -> Cluster:
     """Two workers that train together."""
     cluster = make(workers=2)
-    cluster.desk.members.restarts_left = 2
+    cluster.controller.members.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1")
     return cluster
 
 
 def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
     """Return what a node has been told of one kind, when all that was on its way is there."""
-    cluster.desk.send("the end of it", [node])
+    cluster.controller.send("the end of it", [node])
     found = []
     for message in cluster.streams[node]:
         if message == "the end of it":
@@ -61,17 +61,17 @@ def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
 
 
 def come_again(cluster: Cluster, node: str, port: int) -> None:
-    cluster.streams[node].send(Reservation(node, "10.0.0.9", port, "7", 0, 77, (), cluster.desk.generation))
-    cluster.until(lambda: node not in cluster.desk.missing)
+    cluster.streams[node].send(Reservation(node, "10.0.0.9", port, "7", 0, 77, (), cluster.controller.generation))
+    cluster.until(lambda: node not in cluster.controller.missing)
 
 
 def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
     coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
     coordinated.say(ended("worker:1", None, "SIGKILL"))
-    assert not coordinated.desk.restart_all("it was killed")
-    assert coordinated.desk.missing == ("worker:1",)
-    assert coordinated.desk.generation == 1
-    assert coordinated.desk.replaced["worker:1"].through == 3
+    assert not coordinated.controller.restart_all("it was killed")
+    assert coordinated.controller.missing == ("worker:1",)
+    assert coordinated.controller.generation == 1
+    assert coordinated.controller.replaced["worker:1"].through == 3
     come_again(coordinated, "worker:1", 5000)
     coordinated.say(Serving("worker:1"))
 
@@ -87,9 +87,9 @@ def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where
 @pytest.mark.parametrize("node", ["ps:0", "chief:0"])
 def test_a_lost_parameter_server_or_chief_means_that_all_come_again(coordinated: Cluster, node: str) -> None:
     coordinated.say(ended(node, None, "SIGKILL"))
-    assert coordinated.desk.restart_all("it was killed")
-    assert coordinated.desk.generation == 2
-    assert set(coordinated.desk.missing) == set(NODES)
+    assert coordinated.controller.restart_all("it was killed")
+    assert coordinated.controller.generation == 2
+    assert set(coordinated.controller.missing) == set(NODES)
 
 
 def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster]) -> None:
@@ -97,7 +97,7 @@ def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster
     cluster.bring_up(*NODES)
     cluster.say(Serving("worker:1"))
     cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.desk.restart_all("it was killed")
+    assert cluster.controller.restart_all("it was killed")
 
 
 def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster) -> None:
@@ -105,61 +105,61 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     coordinated.clock.now += 100.0
     for node in ("chief:0", "worker:0", "ps:0"):
         coordinated.say(Serving(node))
-    coordinated.desk.ticked()
-    assert [failure.node for failure in coordinated.desk.failures] == ["worker:1"]
-    assert coordinated.desk.restart_all("no heartbeat")
-    assert coordinated.desk.generation == 2
+    coordinated.controller.ticked()
+    assert [failure.node for failure in coordinated.controller.failures] == ["worker:1"]
+    assert coordinated.controller.restart_all("no heartbeat")
+    assert coordinated.controller.generation == 2
 
 
 def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
     """It has no reservation then, and its task must still be told that it is to end it."""
     pair.say(ended("worker:0", None, "SIGKILL"))
-    assert pair.desk.restart_all("it was killed")
+    assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:1", 5001)
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:1", waits=True))
-    pair.desk.ticked()
-    assert [failure.node for failure in pair.desk.failures] == ["worker:0"]
-    assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "hold"
-    assert pair.desk.restart_all("no heartbeat")
-    assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "end"
-    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "hold"
+    pair.controller.ticked()
+    assert [failure.node for failure in pair.controller.failures] == ["worker:0"]
+    assert pair.controller.asked(HoldsSlot("worker:0", 77)) == "hold"
+    assert pair.controller.restart_all("no heartbeat")
+    assert pair.controller.asked(HoldsSlot("worker:0", 77)) == "end"
+    assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "hold"
     come_late(pair, "worker:0")
     come_again(pair, "worker:1", 5002)
-    assert pair.desk.all_reserved
+    assert pair.controller.all_reserved
 
 
 def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(pair: Cluster) -> None:
-    pair.desk.want_slot()
-    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.controller.want_slot()
+    assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.streams["worker:1"].end()
-    pair.until(lambda: pair.desk.failures)
-    assert pair.desk.restart_all("its host is gone")
-    assert pair.desk.untended == ("worker:1",)
-    pair.desk.tend(["worker:1"], hold=False)
-    assert pair.desk.untended == ()
+    pair.until(lambda: pair.controller.failures)
+    assert pair.controller.restart_all("its host is gone")
+    assert pair.controller.untended == ("worker:1",)
+    pair.controller.tend(["worker:1"], hold=False)
+    assert pair.controller.untended == ()
     come_again(pair, "worker:0", 5000)
-    pair.desk.continue_without_missing()
-    assert pair.desk.take_alone() == []
+    pair.controller.continue_without_missing()
+    assert pair.controller.take_alone() == []
 
 
 def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
     def come(machine: str) -> None:
         stream = pair.streams["worker:1"] = pair.client.attend()
-        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.desk.generation, machine))
-        pair.until(lambda: "worker:1" not in pair.desk.missing)
+        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.controller.generation, machine))
+        pair.until(lambda: "worker:1" not in pair.controller.missing)
 
     pair.streams["worker:1"].end()
-    pair.until(lambda: pair.desk.failures)
-    assert pair.desk.restart_all("its host is gone")
+    pair.until(lambda: pair.controller.failures)
+    assert pair.controller.restart_all("its host is gone")
     come("pod-b")
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:0", waits=True))
-    pair.desk.ticked()
-    assert pair.desk.restart_all("no heartbeat")
+    pair.controller.ticked()
+    assert pair.controller.restart_all("no heartbeat")
     come("pod-c")
-    assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
-    assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
+    assert pair.controller.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
+    assert pair.controller.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
 
 
 # --- a slot for the rows
@@ -168,13 +168,13 @@ def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_g
 def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
     cluster.bring_up("worker:0", "worker:1")
-    assert cluster.desk.asked(HoldsSlot("worker:1")) == "hold"
-    cluster.desk.want_slot()
-    assert [cluster.desk.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
-    assert cluster.desk.left_slots == ("worker:1",)
-    cluster.desk.want_slot()
+    assert cluster.controller.asked(HoldsSlot("worker:1")) == "hold"
+    cluster.controller.want_slot()
+    assert [cluster.controller.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
+    assert cluster.controller.left_slots == ("worker:1",)
+    cluster.controller.want_slot()
     cluster.clock.now += 100.0
-    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
+    assert cluster.controller.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
 
 
 def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others_wait(
@@ -182,64 +182,64 @@ def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others
 ) -> None:
     cluster = make(workers=2, gpus=1)
     cluster.reserve("worker:0")
-    cluster.desk.want_slot()
-    assert cluster.desk.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
-    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
+    cluster.controller.want_slot()
+    assert cluster.controller.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
+    assert cluster.controller.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
     cluster.reserve("worker:1")
-    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "leave"
+    assert cluster.controller.asked(HoldsSlot("worker:0", 77)) == "leave"
 
 
 def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pair: Cluster) -> None:
-    pair.desk.want_slot()
-    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.controller.want_slot()
+    assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.restart_all("it was killed")
-    assert pair.desk.untended == (), "its supervisor starts the next process"
+    assert pair.controller.restart_all("it was killed")
+    assert pair.controller.untended == (), "its supervisor starts the next process"
     come_again(pair, "worker:0", 5000)
     come_again(pair, "worker:1", 5001)
     pair.streams["worker:1"].end()
-    pair.until(lambda: pair.desk.failures)
-    assert pair.desk.restart_all("its host is gone")
-    assert pair.desk.untended == ("worker:1",)
-    pair.desk.tend(["worker:1"], hold=True)
-    assert (pair.desk.untended, pair.desk.left_slots) == ((), ())
+    pair.until(lambda: pair.controller.failures)
+    assert pair.controller.restart_all("its host is gone")
+    assert pair.controller.untended == ("worker:1",)
+    pair.controller.tend(["worker:1"], hold=True)
+    assert (pair.controller.untended, pair.controller.left_slots) == ((), ())
 
 
 def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
     """Its task has left its slot, or every slot is a node; no rendezvous comes that would ask for it."""
-    pair.desk.want_slot()
-    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.controller.want_slot()
+    assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.restart_all("it was killed")
+    assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
-    assert pair.desk.take_alone() == []
-    pair.desk.continue_without_missing()  # its supervisor, which has been too slow, is let go
+    assert pair.controller.take_alone() == []
+    pair.controller.continue_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
-        assert pair.desk.take_alone() == ["worker:1"]
-        pair.desk.tend(["worker:1"], hold=False)
+        assert pair.controller.take_alone() == ["worker:1"]
+        pair.controller.tend(["worker:1"], hold=False)
         come_late(pair, "worker:1")
         pair.streams["worker:1"].end()
-        pair.until(lambda: "worker:1" in pair.desk.missing)
-        assert bool(pair.desk.members.alone) is left
-    assert pair.desk.missing == ("worker:1",)
+        pair.until(lambda: "worker:1" in pair.controller.missing)
+        assert bool(pair.controller.members.alone) is left
+    assert pair.controller.missing == ("worker:1",)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
 def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster, refused: bool) -> None:
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.restart_all("it was killed")
+    assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
-    pair.desk.continue_without_missing()
+    pair.controller.continue_without_missing()
     for number in range(3):
-        assert pair.desk.asked(NodeWanted("worker:1"))
+        assert pair.controller.asked(NodeWanted("worker:1"))
         if refused:
             late = pair.streams[f"late {number}"] = pair.client.attend()
             late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
-            pair.until(lambda number=number: pair.desk.members.members["worker:1"].failed_joins > number)
+            pair.until(lambda number=number: pair.controller.members.members["worker:1"].failed_joins > number)
         else:
-            pair.desk.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
-    assert not pair.desk.asked(NodeWanted("worker:1"))
-    assert not pair.desk.failures, "the others go on"
+            pair.controller.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
+    assert not pair.controller.asked(NodeWanted("worker:1"))
+    assert not pair.controller.failures, "the others go on"
 
 
 # --- fewer nodes than the plan has
@@ -249,13 +249,13 @@ def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster,
 def three(make: Callable[..., Cluster]) -> Cluster:
     """Three workers that train together, of which the first has been lost, and the others have come again."""
     cluster = make(workers=3)
-    cluster.desk.members.restarts_left = 2
+    cluster.controller.members.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1", "worker:2")
     cluster.say(ended("worker:0", None, "SIGKILL"))
-    assert cluster.desk.restart_all("it was killed")
+    assert cluster.controller.restart_all("it was killed")
     come_again(cluster, "worker:1", 5001)
-    assert not cluster.desk.are_enough(2)
-    assert cluster.desk.some_are_coming
+    assert not cluster.controller.are_enough(2)
+    assert cluster.controller.some_are_coming
     come_again(cluster, "worker:2", 5002)
     return cluster
 
@@ -266,14 +266,14 @@ def start_told(cluster: Cluster, node: str) -> Start:
 
 
 def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
-    assert three.desk.are_enough(2)
-    assert not three.desk.are_enough(3)
-    assert three.desk.continue_without_missing() == ("worker:0",)
-    assert three.desk.all_reserved
+    assert three.controller.are_enough(2)
+    assert not three.controller.are_enough(3)
+    assert three.controller.continue_without_missing() == ("worker:0",)
+    assert three.controller.all_reserved
     told = start_told(three, "worker:2")
     assert told == Start({"worker": ["10.0.0.9:5001", "10.0.0.9:5002"]}, 2, 0, (1, 2))
-    assert three.desk.first == "worker:1"
-    assert three.desk.feeds.nodes == ["worker:1", "worker:2"]
+    assert three.controller.first == "worker:1"
+    assert three.controller.feeds.nodes == ["worker:1", "worker:2"]
 
 
 def come_late(cluster: Cluster, node: str) -> None:
@@ -282,47 +282,47 @@ def come_late(cluster: Cluster, node: str) -> None:
 
 
 def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
-    three.desk.continue_without_missing()
+    three.controller.continue_without_missing()
     three.say(StateHeld("worker:1", waits=True))
-    assert three.desk.changing == "", "it has not come"
+    assert three.controller.changing == "", "it has not come"
     come_late(three, "worker:0")
-    assert three.desk.changing == "", "it would undo what has been trained since the last state"
-    assert three.desk.failures == []
+    assert three.controller.changing == "", "it would undo what has been trained since the last state"
+    assert three.controller.failures == []
     three.say(StateHeld("worker:2", waits=True))
-    assert three.desk.changing == "", "that is not who saves"
+    assert three.controller.changing == "", "that is not who saves"
     three.say(StateHeld("worker:1", waits=True))
-    assert three.desk.changing == "worker:0 joined"
+    assert three.controller.changing == "worker:0 joined"
 
-    three.desk.restart_with(three.desk.changing)
-    assert three.desk.missing == ("worker:1", "worker:2")
-    assert three.desk.restarts_left == 1, "that was no loss"
+    three.controller.restart_with(three.controller.changing)
+    assert three.controller.missing == ("worker:1", "worker:2")
+    assert three.controller.restarts_left == 1, "that was no loss"
     come_again(three, "worker:1", 5003)
     come_again(three, "worker:2", 5004)
     told = start_told(three, "worker:0")
     assert told == Start({"worker": ["10.0.0.1:6000", "10.0.0.9:5003", "10.0.0.9:5004"]}, 3)
-    assert three.desk.first == "worker:0"
-    assert three.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert three.controller.first == "worker:0"
+    assert three.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
 def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
-    three.desk.continue_without_missing()
+    three.controller.continue_without_missing()
     for wanted in (True, True, False):
         come_late(three, "worker:0")
         three.say(ended("worker:0", None, "SIGKILL"))
-        assert three.desk.failures == []
-        assert three.desk.asked(NodeWanted("worker:0")) is wanted
-    assert three.desk.all_reserved, "the others go on"
+        assert three.controller.failures == []
+        assert three.controller.asked(NodeWanted("worker:0")) is wanted
+    assert three.controller.all_reserved, "the others go on"
 
 
 def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2, chief=True)
-    cluster.desk.members.restarts_left = 1
+    cluster.controller.members.restarts_left = 1
     cluster.bring_up("chief:0", "worker:0", "worker:1")
     cluster.say(ended("chief:0", None, "SIGKILL"))
-    cluster.desk.restart_all("it was killed")
+    cluster.controller.restart_all("it was killed")
     for node in ("worker:0", "worker:1"):
         come_again(cluster, node, 5000)
-    assert not cluster.desk.are_enough(1)
+    assert not cluster.controller.are_enough(1)
 
 
 # --- more nodes than there were, or fewer
@@ -330,15 +330,15 @@ def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Clus
 
 def scale(cluster: Cluster, workers: int) -> tuple[str, ...]:
     """Have the plan say another number of workers; return whom it takes."""
-    plan = dataclasses.replace(cluster.desk.plan, workers=workers)
-    lacking = cluster.desk.lacking(plan)
-    cluster.desk.scale(plan)
+    plan = dataclasses.replace(cluster.controller.plan, workers=workers)
+    lacking = cluster.controller.lacking(plan)
+    cluster.controller.scale(plan)
     return lacking
 
 
 def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinator_says_so(coordinated: Cluster) -> None:
     assert scale(coordinated, 4) == ("worker:2", "worker:3")
-    assert [state.node for state in coordinated.desk.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
+    assert [state.node for state in coordinated.controller.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
     coordinated.reserve("worker:3", port=7003)
     assert heard(coordinated, "worker:3", Start) == [], "TensorFlow numbers the workers without gaps"
     coordinated.reserve("worker:2", port=7002)
@@ -349,12 +349,15 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
     for node in ("worker:2", "worker:3"):
         coordinated.say(Serving(node))
     assert [one.node for one in heard(coordinated, "chief:0", Moved)] == ["worker:2", "worker:3"]
-    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1"]
+    assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1"]
     coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
-    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
-    assert (coordinated.desk.members.taken_in, coordinated.desk.replaced["worker:2"].through) == (["worker:2"], 3)
-    assert (coordinated.desk.generation, coordinated.desk.rendezvous) == (1, 2)
-    assert coordinated.desk.changing == ""
+    assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert (coordinated.controller.members.taken_in, coordinated.controller.replaced["worker:2"].through) == (
+        ["worker:2"],
+        3,
+    )
+    assert (coordinated.controller.generation, coordinated.controller.rendezvous) == (1, 2)
+    assert coordinated.controller.changing == ""
     for node in NODES[1:]:
         assert heard(coordinated, node, (StartAgain, Moved)) == []  # type: ignore[arg-type]
 
@@ -364,8 +367,8 @@ def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(Serving("worker:2"))
     coordinated.say(ended("worker:2", None, "SIGKILL"))
-    assert coordinated.desk.failures == []
-    assert coordinated.desk.asked(NodeWanted("worker:2")) is True
+    assert coordinated.controller.failures == []
+    assert coordinated.controller.asked(NodeWanted("worker:2")) is True
     coordinated.reserve("worker:2", port=7009)
     coordinated.say(Serving("worker:2"))
     assert [one.address for one in heard(coordinated, "chief:0", Moved)] == ["10.0.0.1:7002", "10.0.0.1:7009"]
@@ -375,10 +378,10 @@ def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it
     scale(coordinated, 3)
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(ended("chief:0", None, "SIGKILL"))
-    assert coordinated.desk.restart_all("it was killed")
+    assert coordinated.controller.restart_all("it was killed")
     assert [one.generation for one in heard(coordinated, "worker:2", StartAgain)] == [2]
-    assert set(coordinated.desk.missing) == {*NODES, "worker:2"}
-    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert set(coordinated.controller.missing) == {*NODES, "worker:2"}
+    assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
 def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
@@ -387,10 +390,10 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
     assert scale(cluster, 2) == ("worker:1",)
     cluster.say(StateHeld("worker:0", waits=True))
     cluster.reserve("worker:1", port=7001)
-    assert cluster.desk.changing == ""
+    assert cluster.controller.changing == ""
     cluster.say(StateHeld("worker:0", waits=True))
-    assert cluster.desk.changing == "worker:1 joined"
-    cluster.desk.restart_with("worker:1 joined")
+    assert cluster.controller.changing == "worker:1 joined"
+    cluster.controller.restart_with("worker:1 joined")
     come_again(cluster, "worker:0", 5000)
     told = Start({"worker": ["10.0.0.9:5000", "10.0.0.1:7001"]}, 2)
     assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
@@ -398,23 +401,23 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
 
 def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
-    cluster.desk.members.restarts_left = 1
+    cluster.controller.members.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
     assert scale(cluster, 1) == ()
-    assert cluster.desk.changing == ""
+    assert cluster.controller.changing == ""
     cluster.say(StateHeld("worker:0", waits=True))
-    assert cluster.desk.changing == "worker:1 not wanted any more"
-    cluster.desk.restart_with(cluster.desk.changing)
+    assert cluster.controller.changing == "worker:1 not wanted any more"
+    cluster.controller.restart_with(cluster.controller.changing)
     assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
     assert heard(cluster, "worker:1", StartAgain) == []
-    assert cluster.desk.missing == ("worker:0",)
+    assert cluster.controller.missing == ("worker:0",)
     cluster.streams["worker:1"].end()
     cluster.until(lambda: cluster.state("worker:1").status.ended)
-    assert cluster.desk.asked(NodeWanted("worker:1")) is False
+    assert cluster.controller.asked(NodeWanted("worker:1")) is False
     come_again(cluster, "worker:0", 5000)
-    assert cluster.desk.all_reserved
-    assert cluster.desk.feeds.nodes == ["worker:0"]
-    assert cluster.desk.failures == []
+    assert cluster.controller.all_reserved
+    assert cluster.controller.feeds.nodes == ["worker:0"]
+    assert cluster.controller.failures == []
 
     again = cluster.client.attend()
     again.send(Reservation("worker:1", "10.0.0.1", 7000, "1", 0, 77, ()))
@@ -424,7 +427,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert scale(cluster, 2) == ("worker:1",), "it may come back"
     cluster.reserve("worker:1", port=7001)
     cluster.say(StateHeld("worker:0", waits=True))
-    assert cluster.desk.changing == "worker:1 joined"
+    assert cluster.controller.changing == "worker:1 joined"
 
 
 def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., Cluster]) -> None:
@@ -433,7 +436,7 @@ def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., C
     scale(cluster, 1)
     assert scale(cluster, 2) == ()
     cluster.say(StateHeld("worker:0", waits=True))
-    assert cluster.desk.changing == ""
+    assert cluster.controller.changing == ""
 
 
 def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away(make: Callable[..., Cluster]) -> None:
@@ -444,13 +447,13 @@ def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away
     scale(cluster, 1)
     assert len(heard(cluster, "worker:1", Stop)) == 1
     cluster.say(StateHeld("worker:0", waits=True))
-    assert cluster.desk.changing == ""
+    assert cluster.controller.changing == ""
 
 
 def test_a_new_worker_waits_while_a_lost_one_is_on_its_way_back(coordinated: Cluster) -> None:
     """Nobody can be told where that one is."""
     coordinated.say(ended("worker:1", None, "SIGKILL"))
-    assert not coordinated.desk.restart_all("it was killed")
+    assert not coordinated.controller.restart_all("it was killed")
     assert scale(coordinated, 3) == ("worker:2",)
     coordinated.reserve("worker:2", port=7002)
     assert heard(coordinated, "worker:2", Start) == []

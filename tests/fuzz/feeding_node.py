@@ -15,7 +15,7 @@ from tfos_nb.runtime.feed import row_queue as queue_module
 from tfos_nb.runtime.feed.ledger import FeedBegins
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inference.serving import RequestDesk
+from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.rows.columns import arrays_of, columns_of, first_lengths
 
 BUFFER = 400 * (16 << 20)  # blocks enough for senders that never give theirs back; memory is taken for what is used
@@ -31,7 +31,7 @@ def main() -> None:
     queue_module.ANNOUNCED_WITHIN = 0.05
     passes = RowQueue("worker:0", directory, BUFFER, 1 << 20, lambda told: None)
     server = FeedServer(passes, directory=directory, host="127.0.0.1", token=token)
-    server.answer_with(RequestDesk("worker:0", ["input"], 1 << 20).exchange)
+    server.answer_with(RequestExchange("worker:0", ["input"], 1 << 20).exchange)
     passes.begin(FeedBegins(1, 1, False))
     place = server.place
     say({"socket": place.socket, "port": place.port, "certificate": place.certificate.decode()})

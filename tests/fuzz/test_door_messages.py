@@ -1,6 +1,6 @@
 """A node or a task that speaks nonsense at the door: it alone hears of it, and the cluster's books stay right.
 
-The door is real, and so is what stands behind it: the desk with its feeds and its places for inference.
+The door is real, and so is what stands behind it: the controller with its feeds and its places for inference.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, messages
 from tests.runtime.control.test_door import raw_channel
-from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.parallel import _Desk
+from tfos_nb.driver.cluster_controller import ClusterController
+from tfos_nb.parallel import _Handler
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp, Refused, Reservation
@@ -46,7 +46,7 @@ class Site:
     """A door that stays, and clusters behind it one after another."""
 
     def __init__(self) -> None:
-        self.door = Door(ClusterDesk(ClusterPlan(1)), host="127.0.0.1", bind="127.0.0.1")
+        self.door = Door(ClusterController(ClusterPlan(1)), host="127.0.0.1", bind="127.0.0.1")
         self.address: DoorAddress = self.door.open()
         self.client = DoorClient(self.address)
         self.channel = raw_channel(self.address)
@@ -97,8 +97,8 @@ class Cluster:
 
     def __init__(self, site: Site, begun: bool) -> None:
         self._site = site
-        self.desk = ClusterDesk(ClusterPlan(3))
-        site.door._desk = self.desk
+        self.controller = ClusterController(ClusterPlan(3))
+        site.door._handler = self.controller
         self._streams = [self._reserved(node, 1000 + number) for number, node in enumerate(HONEST)]
         self.rogue = self._reserved(ROGUE, 3000) if begun else site.attend()
         self.places = {node: FeedPlace(f"/{node}", "10.0.0.1", 1, b"c") for node in HONEST}
@@ -107,18 +107,18 @@ class Cluster:
                 stream.send(NodeUp(node, 7, "2", "3", self.places[node]))
                 stream.send(MainStarted(node))
         self._standing = {NodeStatus.TRAINING} if begun else {NodeStatus.RESERVED}
-        self.until(lambda: {state.status for state in self.desk.snapshot()[:2]} == self._standing)
-        self.feed = self.desk.feeds.begin(1, False, 1, 1)
+        self.until(lambda: {state.status for state in self.controller.snapshot()[:2]} == self._standing)
+        self.feed = self.controller.feeds.begin(1, False, 1, 1)
 
     def _reserved(self, node: str, port: int) -> Attendance:
         stream = self._site.attend()
         stream.send(Reservation(node, "10.0.0.1", port, "0", 0, 77))
-        self.until(lambda: node not in self.desk.missing)
+        self.until(lambda: node not in self.controller.missing)
         return stream
 
     def until(self, reached: Callable[[], object]) -> None:
-        with self.desk.changed:
-            assert self.desk.changed.wait_for(reached, SECONDS)
+        with self.controller.changed:
+            assert self.controller.changed.wait_for(reached, SECONDS)
 
     def hear(self, speech: Iterable[bytes]) -> None:
         """Have the rogue say all this and hang up; return when the door has hung up too."""
@@ -128,25 +128,25 @@ class Cluster:
 
     def check_unharmed(self) -> None:
         """The honest nodes are as they said, are heard, and everybody who asks is answered."""
-        states = {state.node: state for state in self.desk.snapshot()}
+        states = {state.node: state for state in self.controller.snapshot()}
         assert list(states) == [*HONEST, ROGUE]
-        if self._standing == {NodeStatus.RESERVED} and ROGUE not in self.desk.missing:
+        if self._standing == {NodeStatus.RESERVED} and ROGUE not in self.controller.missing:
             self._standing = {NodeStatus.STARTING}
         assert {states[node].status for node in HONEST} == self._standing
         assert [states[node].host for node in HONEST] == ["10.0.0.1"] * 2
-        assert {failure.node for failure in self.desk.failures} <= {ROGUE}
+        assert {failure.node for failure in self.controller.failures} <= {ROGUE}
         for number, node in enumerate(HONEST):
             beat = Heartbeat(node, 5.0, 6, (), FeedStatus(9, 7 + number, 0, False))
-            self.desk.received(link_of(self.desk, node), beat)
-            assert self.desk._figures[node].rows == 7 + number
-        assert self.feed.passes_done.keys() | self.desk.feeds.wanted_from.keys() <= {ROGUE}
+            self.controller.received(link_of(self.controller, node), beat)
+            assert self.controller._figures[node].rows == 7 + number
+        assert self.feed.passes_done.keys() | self.controller.feeds.wanted_from.keys() <= {ROGUE}
         self._check_shown()
         self._check_answers()
 
     def _check_shown(self) -> None:
         state = ClusterState(
-            "c", "id", status=ClusterStatus.RUNNING, nodes=self.desk.snapshot(), feed=self.feed.progress,
-            log=tuple(self.desk.log_tail(60)),
+            "c", "id", status=ClusterStatus.RUNNING, nodes=self.controller.snapshot(), feed=self.feed.progress,
+            log=tuple(self.controller.log_tail(60)),
         )  # fmt: skip
         json.dumps(page_model(state), allow_nan=False)
         assert "</section>" in render_html(state)
@@ -154,7 +154,7 @@ class Cluster:
     def _check_answers(self) -> None:
         answer = self._site.client.ask(AskPlaces("input"), SECONDS)
         assert answer.places.keys() <= {*HONEST, ROGUE}
-        over = any(not failure.collateral for failure in self.desk.failures)
+        over = any(not failure.collateral for failure in self.controller.failures)
         assert bool(answer.refused) == (over or not answer.places)
         if self._standing == {NodeStatus.TRAINING}:
             assert self._site.client.ask(ledger.WherePlaces(1, HONEST), SECONDS).places == self.places
@@ -167,8 +167,8 @@ class Cluster:
             ended(stream)
 
 
-def link_of(desk: ClusterDesk, node: str) -> Link:
-    return desk._links[desk.members.members[node].stream or 0]
+def link_of(controller: ClusterController, node: str) -> Link:
+    return controller._links[controller.members.members[node].stream or 0]
 
 
 def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
@@ -176,9 +176,9 @@ def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
     return (st.sampled_from(kinds) | st.sampled_from(KINDS)).flatmap(messages)
 
 
-desk = ClusterDesk(ClusterPlan(1))
-said = heard([*desk._handlers, *desk.members._messages, Refused])
-asked = heard([NodeThere, NodeWanted, HoldsSlot, SupervisorEnded, *QUESTIONS, *desk.feeds._answers])
+controller = ClusterController(ClusterPlan(1))
+said = heard([*controller._handlers, *controller.members._messages, Refused])
+asked = heard([NodeThere, NodeWanted, HoldsSlot, SupervisorEnded, *QUESTIONS, *controller.feeds._answers])
 
 
 def with_field(name: str, value: Any) -> Callable[[Any], Any]:
@@ -223,12 +223,12 @@ def test_who_has_no_token_or_one_that_is_nearly_right_is_not_heard(
     if given_token and given_token[0][1] == right:
         given_token = ()
     with site.cluster() as cluster:
-        before = cluster.desk.snapshot()
+        before = cluster.controller.snapshot()
         with pytest.raises(grpc.RpcError) as caught:
             list(site.channel.stream_stream(method)(iter([said]), timeout=SECONDS, metadata=given_token))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert right[:16] not in str(caught.value)
-        assert [state.status for state in cluster.desk.snapshot()] == [state.status for state in before]
+        assert [state.status for state in cluster.controller.snapshot()] == [state.status for state in before]
         cluster.check_unharmed()
 
 
@@ -255,9 +255,9 @@ def test_a_stream_that_begins_with_whatever_message_harms_no_other_node(site: Si
     with site.cluster(begun=False) as cluster:
         cluster.hear(wire.encode(word) for word in (first, *later))
         cluster.check_unharmed()
-        if ROGUE in cluster.desk.missing and not cluster.desk.failures:
+        if ROGUE in cluster.controller.missing and not cluster.controller.failures:
             cluster.rogue = cluster._reserved(ROGUE, 3000)
-            assert {state.status for state in cluster.desk.snapshot()} == {NodeStatus.STARTING}
+            assert {state.status for state in cluster.controller.snapshot()} == {NodeStatus.STARTING}
 
 
 @examples(60)
@@ -266,7 +266,7 @@ def test_figures_that_are_no_figures_keep_nobody_from_seeing_the_cluster(site: S
     """Epochs and steps that go back, times and metrics that are not finite: the panel and the page are drawn."""
     with site.cluster() as cluster:
         for beat in said:
-            cluster.desk.received(link_of(cluster.desk, ROGUE), beat)
+            cluster.controller.received(link_of(cluster.controller, ROGUE), beat)
             cluster.check_unharmed()
 
 
@@ -307,12 +307,12 @@ def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answere
 @given(words=st.lists(messages(SingleProgramEnded) | asked, max_size=4))
 def test_programs_on_their_own_are_ended_by_no_word_of_another(site: Site, words: list[Any]) -> None:
     """The driver's part in ``parallel``: numbers of programs that there are none of are refused, and not counted."""
-    site.door._desk = desk = _Desk(2)
+    site.door._handler = controller = _Handler(2)
     for word in words:
         assert site.ask(wire.encode(word)) is not grpc.StatusCode.DEADLINE_EXCEEDED
-    assert desk.ended.keys() <= {0, 1}
+    assert controller.ended.keys() <= {0, 1}
     site.client.ask(SingleProgramEnded(0, b"first"), SECONDS)
     site.client.ask(SingleProgramEnded(0, b"second"), SECONDS)
-    assert desk.ended[0].result == next(
+    assert controller.ended[0].result == next(
         (word.result for word in words if isinstance(word, SingleProgramEnded) and word.index == 0), b"first"
     )

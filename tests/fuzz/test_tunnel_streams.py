@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.inputs import examples
-from tests.runtime.control.test_door import RecordingDesk
+from tests.runtime.control.test_door import RecordingHandler
 from tests.runtime.control.test_tunnel import Tunnel, board, get
 from tests.waiting import until
 from tfos_nb.runtime.control.door import _CARRY, _NUMBER, Door, DoorClient, dial, metadata_of
@@ -31,7 +31,7 @@ class Mouth:
     """A door with a mouth, in which no supervisor answers but the test."""
 
     def __init__(self, path: str) -> None:
-        self.door = Door(RecordingDesk(), host="127.0.0.1", bind="127.0.0.1")
+        self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.client = DoorClient(self.address)
         self.channel = dial(self.address)

@@ -364,7 +364,7 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
         from tfos_nb import errors, launch
         def main(args, ctx): ...
         os.environ["PYSPARK_PYTHON"] = "/bin/false"
-        from tfos_nb.driver.feed_desk import check_feedable
+        from tfos_nb.driver.feed_controller import check_feedable
         spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
         tables = spark.range(2), spark.sparkContext.parallelize([1])
         for table in tables:

@@ -1,7 +1,7 @@
 """Thread that lives as long as a cluster, and alone decides its outcome.
 
 It waits until the nodes reserve, return or fail. Then it dismisses them, frees their slots and closes the door. The
-user's calls wait for its decision, all on the desk's one condition.
+user's calls wait for its decision, all on the controller's one condition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
@@ -96,7 +96,7 @@ class ClusterLifecycle:
     ----------
     name : str
         The cluster's.
-    desk, outcome, jobs, settings
+    controller, outcome, jobs, settings
         What it watches, where it records the outcome, which jobs it cancels, and its timeouts.
 
     Attributes
@@ -107,12 +107,14 @@ class ClusterLifecycle:
         Why the nodes were started again the last time; empty if they were not.
     """
 
-    def __init__(self, name: str, desk: ClusterDesk, outcome: ClusterOutcome, jobs: Jobs, settings: Settings) -> None:
+    def __init__(
+        self, name: str, controller: ClusterController, outcome: ClusterOutcome, jobs: Jobs, settings: Settings
+    ) -> None:
         self.status = ClusterStatus.PLANNED
         self.cause = ""
         self._name = name
-        self._desk = desk
-        self._changed = desk.changed
+        self._controller = controller
+        self._changed = controller.changed
         self._outcome = outcome
         self._jobs = jobs
         self._settings = settings
@@ -196,8 +198,8 @@ class ClusterLifecycle:
             if error is None and self._bring_back():
                 continue
             with self._changed:
-                unchanged = not self._desk.has_late_news
-                if error is None and (unchanged or self._outcome.failing or self._desk.all_returned):
+                unchanged = not self._controller.has_late_news
+                if error is None and (unchanged or self._outcome.failing or self._controller.all_returned):
                     return None
                 if error is not None and not self._outcome.may_go_on:
                     return error
@@ -208,8 +210,8 @@ class ClusterLifecycle:
 
     def _bring_back(self) -> bool:
         """Submit absent nodes to Spark again that nothing else would start; return whether some exist."""
-        alone = self._desk.take_alone()
-        if not alone or self._outcome.failing or self._desk.all_returned:
+        alone = self._controller.take_alone()
+        if not alone or self._outcome.failing or self._controller.all_returned:
             return False
         logger.info("cluster %s asks Spark for %s again", self._name, ", ".join(alone))
         for action in self._at_lone_node:
@@ -218,35 +220,35 @@ class ClusterLifecycle:
 
     def _go_on(self, error: TfosError | None) -> str:
         """Continue after a loss, or with other nodes; return a description. The lock is held."""
-        late, changing = self._desk.take_late(), self._desk.changing
+        late, changing = self._controller.take_late(), self._controller.changing
         if error is None and late:
             return f"gives steps to {', '.join(late)}"
         self._become(ClusterStatus.RECOVERING)
         self.cause = str(error or changing)
         if error is None:
-            self._desk.restart_with(changing)
+            self._controller.restart_with(changing)
             return f"changes: {changing}"
-        if self._desk.restart_all(self.cause):
+        if self._controller.restart_all(self.cause):
             return f"starts its nodes again: {error}"
         return f"continues, and replaces its lost nodes: {error}"
 
     def _until_failure(self) -> TfosError | None:
         """Wait until the nodes are done, one has failed, or others can join or leave."""
         timeout = self._settings.rendezvous_timeout
-        if self._settings.min_workers and self._desk.rendezvous > 1:
+        if self._settings.min_workers and self._controller.rendezvous > 1:
             self._shrink(self._settings.min_workers, timeout)
-        if not self._outcome.wait_for(lambda: self._desk.all_reserved, timeout):
+        if not self._outcome.wait_for(lambda: self._controller.all_reserved, timeout):
             return self._outcome.rendezvous_timeout(timeout, self._address)
-        desk = self._desk
-        self._outcome.wait_for(lambda: desk.all_returned or desk.has_news, None)
+        controller = self._controller
+        self._outcome.wait_for(lambda: controller.all_returned or controller.has_news, None)
         return self._outcome.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
         """Continue without nodes that do not come back in time, as soon as the others are enough."""
-        self._outcome.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
-        enough = self._outcome.wait_for(lambda: self._desk.are_enough(least), timeout)
+        self._outcome.wait_for(lambda: not self._controller.some_are_coming, _PATIENCE)
+        enough = self._outcome.wait_for(lambda: self._controller.are_enough(least), timeout)
         if enough and not self._outcome.failing and self._outcome.lost_job is None:
-            without = ", ".join(self._desk.continue_without_missing())
+            without = ", ".join(self._controller.continue_without_missing())
             if without:
                 first, *rest = self.cause.splitlines()
                 self.cause = "\n".join([f"{first}{WITHOUT}{without}", *rest])
@@ -257,22 +259,23 @@ class ClusterLifecycle:
             self._become(ClusterStatus.STOPPING)
             self._changed.notify_all()
         grace, stop = 0.0, self._outcome.stop
-        if not self._desk.all_reserved:
+        if not self._controller.all_reserved:
             self._jobs.cancel_all()  # tasks that wait for a slot would start nodes without a cluster
         if error is not None:
             with self._changed:
-                self._desk.answering.end(partial(self._jobs.cancel_stage, reason=str(error)))
-            self._desk.dismiss(Stop("another node failed", 0.0))
+                self._controller.answering.end(partial(self._jobs.cancel_stage, reason=str(error)))
+            self._controller.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
             self._stopped = True  # when a stop is requested later, every main has returned: nothing is left to stop
             grace = self._stop_politely(stop)
         else:
-            self._desk.dismiss(Farewell())
+            self._controller.dismiss(Farewell())
         with self._changed:
-            self._changed.wait_for(lambda: self._desk.all_gone, grace + _LEAVING)
+            self._changed.wait_for(lambda: self._controller.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor. Only then is the process gone and the slot free.
-            patience = _LEAVING * (3 if self._desk.all_gone else 2)
-            self._desk.give_up_all()  # a frozen supervisor receives nothing: its task kills it at its next question
+            patience = _LEAVING * (3 if self._controller.all_gone else 2)
+            # A frozen supervisor receives nothing: its task kills it at its next question.
+            self._controller.give_up_all()
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._outcome.jobs()), patience)
         self._jobs.cancel_all()
         self._jobs.wait_for_slots(_LEAVING)
@@ -285,7 +288,7 @@ class ClusterLifecycle:
         if error is None:
             self._door.close()
         else:
-            close_when_quiet(self._door.close, lambda: self._desk.answering.quiet_for, _TELLING_WHY)
+            close_when_quiet(self._door.close, lambda: self._controller.answering.quiet_for, _TELLING_WHY)
 
     def _stop_politely(self, stop: Stop) -> float:
         """Wait for every main to return. No node is dismissed earlier: a peer that saves may still need the others.
@@ -293,24 +296,24 @@ class ClusterLifecycle:
         Returns the seconds of the grace that are left.
         """
         deadline = time.monotonic() + stop.grace
-        self._desk.dismiss(stop)
+        self._controller.dismiss(stop)
         with self._changed:
-            self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, stop.grace)
+            self._changed.wait_for(lambda: self._controller.all_through or self._outcome.at_once, stop.grace)
             # Saving may take any time: half a model is useless. The user can still end the cluster at once.
-            if self._desk.saving:
-                self._changed.wait_for(lambda: not self._desk.saving or self._outcome.at_once)
-                self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, _AFTER_SAVING)
+            if self._controller.saving:
+                self._changed.wait_for(lambda: not self._controller.saving or self._outcome.at_once)
+                self._changed.wait_for(lambda: self._controller.all_through or self._outcome.at_once, _AFTER_SAVING)
         if not self._outcome.at_once:
-            self._desk.send(Farewell())
+            self._controller.send(Farewell())
         return max(0.0, deadline - time.monotonic())
 
     def _finish(self, error: TfosError | None) -> None:
-        self._desk.mark_stopped()
+        self._controller.mark_stopped()
         stopped = error is None and self._stopped
         with self._changed:
             self._outcome.error = error
             self._ended_at = time.monotonic()
-            if stopped and not self._desk.all_returned:
+            if stopped and not self._controller.all_returned:
                 self._outcome.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
             self._become(ClusterStatus.STOPPED if stopped else failed)

@@ -29,7 +29,7 @@ _SECONDS_AN_EXECUTOR = 0.02  # with many, one asks less often: each is a questio
 
 
 class Executors(Protocol):
-    """Watched nodes; :class:`tfos_nb.driver.cluster_desk.ClusterDesk` implements it."""
+    """Watched nodes; :class:`tfos_nb.driver.cluster_controller.ClusterController` implements it."""
 
     def executors(self) -> frozenset[str]:
         """Return Spark's names of the executors on which nodes are."""

@@ -18,7 +18,7 @@ from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.admission import make_room
-from tfos_nb.runtime.control.door import Desk, Door, DoorAddress
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorHandler
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.host.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
@@ -201,7 +201,7 @@ def check_door_variables() -> None:
     stated_relay()
 
 
-def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
+def open_door(spark: SparkSession, handler: DoorHandler) -> tuple[Door, DoorAddress]:
     """Open the driver's port.
 
     The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``. For a Spark Connect client it is the address
@@ -209,10 +209,10 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     cannot reach a client, the address is that of a relay on one of them.
     """
     if needs_relay(spark):
-        relayed = RelayedDoor(desk, spark)
+        relayed = RelayedDoor(handler, spark)
         return relayed, relayed.open()
     host, bind = context_of(spark).address()
-    door = Door(desk, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
+    door = Door(handler, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
     return door, door.open()
 
 

@@ -5,8 +5,8 @@
     reserved, lost, returned, stop asked, scaled, …  ──▶  Membership.apply  ──▶  tell nodes, share rows, end a stream, …
 
 It has no lock, no clock, no thread and no stream, so the same events always make the same state.
-:class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner. It receives the nodes' messages, applies them as
-events, and executes the commands.
+:class:`tfos_nb.driver.cluster_controller.ClusterController` is its one owner. It receives the nodes' messages, applies
+them as events, and executes the commands.
 
 Nodes on an executor that is about to end leave it before: when all nodes have saved a state and wait, those start
 elsewhere, and the others start again. One of them always stays, because the states are in the nodes' memory.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.launching import Launching, NodeTasks
 from tfos_nb.driver.local_nodes import HostedNode
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
@@ -44,7 +44,7 @@ class NodeJobs:
         Makes the task for some nodes.
     description : str
         Description of the cluster, for people.
-    desk : ClusterDesk
+    controller : ClusterController
         Knows which nodes have not come. Their slots count as used until none is missing.
     wake : callable
         Called when a job has ended.
@@ -55,7 +55,7 @@ class NodeJobs:
     launching: Launching
     tasks: NodeTasks
     description: str
-    desk: ClusterDesk
+    controller: ClusterController
     wake: Callable[[], None]
     _submitted: list[_Submitted] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class NodeJobs:
         """
         for one in list(self._submitted):
             ended, failed = one.job.done.is_set(), one.job.error is not None
-            lost = self.desk.missing if ended else self.desk.untended
+            lost = self.controller.missing if ended else self.controller.untended
             nodes = tuple(node for node in one.nodes if failed or node in lost)
             if not nodes:
                 continue
@@ -103,7 +103,7 @@ class NodeJobs:
         return [one.job for one in self._submitted]
 
     def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
-        self.desk.tend(nodes, self.tasks.hold)
+        self.controller.tend(nodes, self.tasks.hold)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 has no such argument
         rows = self.spark.range(0, len(nodes), 1, len(nodes))
         frame = rows.mapInArrow(self.tasks(nodes), SUMMARY_SCHEMA, **extra)
@@ -115,11 +115,11 @@ class NodeJobs:
         self._submitted.append(_Submitted(nodes, profile, job))
 
     def _missing(self, nodes: tuple[str, ...]) -> int:
-        return len(set(nodes).intersection(self.desk.missing))
+        return len(set(nodes).intersection(self.controller.missing))
 
     def _left(self, nodes: tuple[str, ...]) -> int:
         """Count those that have come and hold no slot."""
-        return len(set(nodes).intersection(self.desk.left_slots).difference(self.desk.missing))
+        return len(set(nodes).intersection(self.controller.left_slots).difference(self.controller.missing))
 
     def _here(self, node: str) -> None:
         hosted = HostedNode(self.tasks((node,)), node)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
@@ -38,19 +38,19 @@ class ClusterOutcome:
         Returns the nodes' Spark jobs.
     """
 
-    def __init__(self, name: str, desk: ClusterDesk) -> None:
+    def __init__(self, name: str, controller: ClusterController) -> None:
         self.name = name
         self.over = threading.Event()
         self.error: TfosError | None = None
         self.stop: Stop | None = None
         self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
-        self._desk = desk
-        self._changed = desk.changed
+        self._controller = controller
+        self._changed = controller.changed
 
     @property
     def failing(self) -> bool:
         """Whether the cluster is about to end before its nodes are done."""
-        return bool(self._desk.failures) or self.stop is not None
+        return bool(self._controller.failures) or self.stop is not None
 
     @property
     def at_once(self) -> bool:
@@ -71,14 +71,14 @@ class ClusterOutcome:
         """Request a stop; a later request counts only if it is more urgent."""
         with self._changed:
             if self.stop is not None and stop.grace < self.stop.grace:
-                self._desk.send(stop)
+                self._controller.send(stop)
             if self.stop is None or stop.grace < self.stop.grace:
                 self.stop = stop
             self._changed.notify_all()
 
     def abort(self, error: TfosError) -> None:
         """Add an error of the whole cluster to its failures."""
-        self._desk.abort(error)
+        self._controller.abort(error)
 
     def wait_for(self, reached: Callable[[], bool], timeout: float | None) -> bool:
         """Wait for a condition, a failure, a stop, or a node job's error; return False after the timeout."""
@@ -93,23 +93,23 @@ class ClusterOutcome:
     def await_decision(self, rendezvous: int) -> bool:
         """Wait until the consequence of a failure is decided; return whether nodes start again."""
         with self._changed:
-            self._changed.wait_for(lambda: self.over.is_set() or self._desk.rendezvous != rendezvous)
-            return self._desk.rendezvous != rendezvous
+            self._changed.wait_for(lambda: self.over.is_set() or self._controller.rendezvous != rendezvous)
+            return self._controller.rendezvous != rendezvous
 
     @property
     def may_go_on(self) -> bool:
         """Whether all failures are losses of nodes, or caused by these, and a restart is left."""
-        own = [failure for failure in self._desk.failures if not failure.collateral]
-        if self.stop is not None or self._desk.restarts_left <= 0:
+        own = [failure for failure in self._controller.failures if not failure.collateral]
+        if self.stop is not None or self._controller.restarts_left <= 0:
             return False
-        if not self._desk.failures:
+        if not self._controller.failures:
             ended = self._error_of_lost_job()
             return ended is not None and not str(ended).startswith(SPARK_ENDED)
         return all(failure.lost for failure in own)
 
     def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
         """Return the error that says which nodes never came."""
-        missing, total = self._desk.missing, len(self._desk.plan.nodes)
+        missing, total = self._controller.missing, len(self._controller.plan.nodes)
         return RendezvousTimeout(
             f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}. "
             f"Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
@@ -120,7 +120,7 @@ class ClusterOutcome:
 
     def first_failure(self) -> TfosError | None:
         """Return the failure to show: the first one that no peer caused; None without a failure."""
-        failures = self._desk.failures
+        failures = self._controller.failures
         if not failures:
             return self._error_of_lost_job()
         with self._changed:
@@ -133,10 +133,10 @@ class ClusterOutcome:
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
 
     def _has_own_cause(self) -> bool:
-        return any(not failure.collateral for failure in self._desk.failures)
+        return any(not failure.collateral for failure in self._controller.failures)
 
     def _error_of_lost_job(self) -> TfosError | None:
         job = self.lost_job
-        if job is None or job.error is None or self._desk.all_returned or self.stop is not None:
+        if job is None or job.error is None or self._controller.all_returned or self.stop is not None:
             return None
         return error_of_job(job.error, "Spark ended the nodes' job")

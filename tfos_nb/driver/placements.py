@@ -9,36 +9,36 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.driver.feed_desk import FeedDesk
+from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.membership import Membership
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.control.placement import AskPlaces, PlacementDesk
+from tfos_nb.runtime.control.placement import AskPlaces, InferencePlacement
 
 __all__ = ["Answering"]
 
 
 class Answering:
-    """Answer all questions about inference that come to the door. Called with the desk's lock held.
+    """Answer all questions about inference that come to the door. Called with the controller's lock held.
 
     Parameters
     ----------
     members : Membership
         The nodes, the places where they take rows, and the failures.
-    feeds : FeedDesk
+    feeds : FeedController
         Knows whether more rows may come.
     """
 
-    def __init__(self, members: Membership, feeds: FeedDesk) -> None:
+    def __init__(self, members: Membership, feeds: FeedController) -> None:
         self._members = members
         self._feeds = feeds
-        self._desk = PlacementDesk(self._able, self._why_nobody)
+        self._placement = InferencePlacement(self._able, self._why_nobody)
         self._cancel: Callable[[int], object] | None = None
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
         if self._cancel is not None and isinstance(message, AskPlaces) and message.stage >= 0:
             self._cancel(message.stage)
-        return self._desk.asked(message)
+        return self._placement.asked(message)
 
     def end(self, cancel: Callable[[int], object]) -> None:
         """Give up all answers: Spark would run each task three times more, and wait for a Python worker each time.
@@ -49,13 +49,13 @@ class Answering:
             Called with each stage whose tasks wait for results, or ask from now on. It does not wait.
         """
         self._cancel = cancel
-        for stage in self._desk.stages:
+        for stage in self._placement.stages:
             cancel(stage)
 
     @property
     def quiet_for(self) -> float:
         """Seconds since a task asked last; Spark retries a failed task, which asks again."""
-        return time.monotonic() - self._desk.asked_at
+        return time.monotonic() - self._placement.asked_at
 
     def _able(self) -> dict[str, FeedPlace]:
         """Return the places of the nodes whose main may still answer rows."""

@@ -22,7 +22,7 @@ from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import descriptors_left
-from tfos_nb.runtime.control.door import Desk, Door, DoorAddress, Link
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorHandler, Link
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.control.relay import (
     ANSWER_SCHEMA,
@@ -134,14 +134,14 @@ class RelayedDoor(Door):
 
     Parameters
     ----------
-    desk : Desk
+    handler : DoorHandler
         Answers the messages. Its clock stops while no exchange comes back, since the nodes are then not to blame.
     spark : SparkSession
         The session on whose executors the relay runs.
     """
 
-    def __init__(self, desk: Desk, spark: SparkSession) -> None:
-        super().__init__(_Patient(desk, self), host=_HERE, bind=_HERE)
+    def __init__(self, handler: DoorHandler, spark: SparkSession) -> None:
+        super().__init__(_Patient(handler, self), host=_HERE, bind=_HERE)
         self._spark = spark
         self._jobs = SparkJobs(spark, f"tfos_nb-relay-{uuid.uuid4().hex[:12]}")
         self._carrier: Carrier | None = None
@@ -205,26 +205,26 @@ class RelayedDoor(Door):
 
 
 class _Patient:
-    """Desk whose time limits are not checked while the exchanges with the relay are late."""
+    """DoorHandler whose time limits are not checked while the exchanges with the relay are late."""
 
-    def __init__(self, desk: Desk, door: RelayedDoor) -> None:
-        self._desk, self._door = desk, door
+    def __init__(self, handler: DoorHandler, door: RelayedDoor) -> None:
+        self._handler, self._door = handler, door
 
     def arrived(self, link: Link, message: Any) -> None:
-        self._desk.arrived(link, message)
+        self._handler.arrived(link, message)
 
     def received(self, link: Link, message: Any) -> None:
-        self._desk.received(link, message)
+        self._handler.received(link, message)
 
     def left(self, link: Link) -> None:
-        self._desk.left(link)
+        self._handler.left(link)
 
     def asked(self, message: Any) -> Any:
-        return self._desk.asked(message)
+        return self._handler.asked(message)
 
     def ticked(self, late: float) -> None:
         if self._door.prompt:
-            self._desk.ticked(late)
+            self._handler.ticked(late)
 
 
 class Carrier:

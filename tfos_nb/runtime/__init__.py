@@ -4,7 +4,7 @@
 
     notebook's kernel = Spark driver                     executor
     ────────────────────────────────                     ────────
-    Cluster ── ClusterDesk, FeedDesk                          NodeTask (Spark task)
+    Cluster ── ClusterController, FeedController                          NodeTask (Spark task)
                   │                                         │ starts, and waits for
                 Door ◀═══ one TLS port: gRPC ═══════════ supervisor ── heartbeats, output
                   ▲                                         │ socket pair

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession, types
 
-from tfos_nb.driver.feed_desk import FeedDesk, FeedOf, feed_job
+from tfos_nb.driver.feed_controller import FeedController, FeedOf, feed_job
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
@@ -21,8 +21,8 @@ from tfos_nb.state.cluster_state import FeedProgress
 SCHEMA = pa.schema([("x", pa.list_(pa.float32()))]).serialize().to_pybytes()
 
 
-class Desk:
-    """A feed desk, what it sent, and the places that the nodes have opened."""
+class Fed:
+    """A feed controller, what it sent, and the places that the nodes have opened."""
 
     def __init__(self, nodes: int) -> None:
         self.names = [f"worker:{index}" for index in range(nodes)]
@@ -30,80 +30,82 @@ class Desk:
         self.sent: list[tuple[Any, list[str]]] = []
         self.rendezvous = 1
         changed = threading.Condition(threading.RLock())
-        self.desk = FeedDesk(changed, self.names, self.send, lambda: dict(self.places), lambda: self.rendezvous)
+        self.controller = FeedController(
+            changed, self.names, self.send, lambda: dict(self.places), lambda: self.rendezvous
+        )
 
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         self.sent.append((message, list(nodes)))
 
     def open(self, partition: int, schema: bytes = SCHEMA, feed: int = 1) -> ledger.Places:
-        answer = self.desk.asked(ledger.OpenPartition(feed, partition, schema, {"x": (3,)}))
+        answer = self.controller.asked(ledger.OpenPartition(feed, partition, schema, {"x": (3,)}))
         assert isinstance(answer, ledger.Places)
         return answer
 
 
 def test_a_feed_is_announced_and_described_once() -> None:
-    box = Desk(2)
-    feed = box.desk.begin(3, True, 1, 3)
+    box = Fed(2)
+    feed = box.controller.begin(3, True, 1, 3)
     for partition in range(3):
         assert box.open(partition) == ledger.Places(box.places, nodes=2)
     assert box.sent == [
         (ledger.FeedBegins(1, 3, True), box.names),
         (ledger.FeedSchema(1, SCHEMA, {"x": (3,)}), box.names),
     ]
-    assert box.desk.current is feed
+    assert box.controller.current is feed
     assert feed.progress == FeedProgress(0, 0, 0, 3)
 
 
 def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
-    box = Desk(3)
-    box.desk.begin(1, False, 1, 1)
+    box = Fed(3)
+    box.controller.begin(1, False, 1, 1)
     del box.places["worker:1"], box.places["worker:2"]
     assert box.open(0) == ledger.Places(refused="no rows are taken by worker:1, worker:2")
 
 
 def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it() -> None:
-    box = Desk(2)
-    feed = box.desk.begin(1, False, 1, 1)
+    box = Fed(2)
+    feed = box.controller.begin(1, False, 1, 1)
     assert box.open(0).nodes == 2
     box.places.pop("worker:1")  # it is lost, and another will be in its place
     box.rendezvous = 2
     assert box.open(1) == ledger.Places(), "the feed is over for it"
-    assert box.desk.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
-    box.desk.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
+    assert box.controller.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
+    box.controller.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
     assert feed.error is None
-    box.desk.go_on([feed], 2)
+    box.controller.go_on([feed], 2)
     box.places["worker:1"] = FeedPlace("/another", "h", 1, b"")
     assert box.open(1).nodes == 2
 
 
 def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
-    box = Desk(2)
-    feed = box.desk.begin(1, False, 1, 1)
-    box.desk.asked(ledger.ClaimRows(1, 0, 0, 100))
-    box.desk.asked(ledger.PartitionDone(1, 0, 100, True))
+    box = Fed(2)
+    feed = box.controller.begin(1, False, 1, 1)
+    box.controller.asked(ledger.ClaimRows(1, 0, 0, 100))
+    box.controller.asked(ledger.PartitionDone(1, 0, 100, True))
     for rows in (100, 80):  # a speculative attempt, later, and one that was broken off
         assert box.open(0).places == box.places
-        box.desk.asked(ledger.PartitionDone(1, 0, rows, False))
+        box.controller.asked(ledger.PartitionDone(1, 0, rows, False))
     assert feed.ledger.shares() == {"worker:0": 50, "worker:1": 50}
     assert feed.ledger.spilled
     assert feed.progress == FeedProgress(1, 0, 100, 1)
 
 
 def test_a_single_node_gets_every_row_without_a_claim() -> None:
-    box = Desk(1)
-    feed = box.desk.begin(1, False, 1, 1)
+    box = Fed(1)
+    feed = box.controller.begin(1, False, 1, 1)
     for partition in (0, 1, 1):
-        box.desk.asked(ledger.PartitionDone(1, partition, 50, True))
-    box.desk.end(feed, 2)
+        box.controller.asked(ledger.PartitionDone(1, partition, 50, True))
+    box.controller.end(feed, 2)
     assert box.sent[-1] == (ledger.FeedEnds(1, 100, 2, 100, 100, 100), ["worker:0"])
 
 
 def test_each_node_is_told_its_own_number_of_rows() -> None:
-    box = Desk(2)
-    feed = box.desk.begin(2, True, 1, 2)
-    box.desk.asked(ledger.ClaimRows(1, 0, 0, 151))
-    box.desk.asked(ledger.PartitionDone(1, 0, 151, True))
-    box.desk.end(feed, 1)
+    box = Fed(2)
+    feed = box.controller.begin(2, True, 1, 2)
+    box.controller.asked(ledger.ClaimRows(1, 0, 0, 151))
+    box.controller.asked(ledger.PartitionDone(1, 0, 151, True))
+    box.controller.end(feed, 1)
     assert box.sent[-2:] == [
         (ledger.FeedEnds(1, 76, 1, 151, 75, 76), ["worker:0"]),
         (ledger.FeedEnds(1, 75, 1, 151, 75, 76), ["worker:1"]),
@@ -111,51 +113,51 @@ def test_each_node_is_told_its_own_number_of_rows() -> None:
 
 
 def test_the_first_row_that_could_not_be_fed_is_kept() -> None:
-    box = Desk(1)
-    feed = box.desk.begin(1, False, 1, 1)
-    box.desk.asked(ledger.PartitionFailed(1, 4, "row 7 is no number"))
-    box.desk.asked(ledger.PartitionFailed(1, 5, "and another"))
+    box = Fed(1)
+    feed = box.controller.begin(1, False, 1, 1)
+    box.controller.asked(ledger.PartitionFailed(1, 4, "row 7 is no number"))
+    box.controller.asked(ledger.PartitionFailed(1, 5, "and another"))
     assert str(feed.error) == "partition 4: row 7 is no number"
 
 
 def test_feeds_are_numbered_and_passes_counted_for_each() -> None:
-    box = Desk(1)
-    one, two = box.desk.begin(2, True, 1, 2), box.desk.begin(1, False, 1, 1)
+    box = Fed(1)
+    one, two = box.controller.begin(2, True, 1, 2), box.controller.begin(1, False, 1, 1)
     for number in (1, 2, 1):
-        box.desk.pass_done(ledger.PassDone("worker:0", 1, number, 9))
+        box.controller.pass_done(ledger.PassDone("worker:0", 1, number, 9))
     assert (one.number, two.number) == (1, 2)
     assert (one.passes_done, two.passes_done) == ({"worker:0": 2}, {})
 
 
 def test_every_word_of_a_task_counts_as_a_move() -> None:
-    box = Desk(2)
-    feed = box.desk.begin(1, False, 1, 1)
+    box = Fed(2)
+    feed = box.controller.begin(1, False, 1, 1)
     moves = [feed.moved]
     for message in (
         ledger.OpenPartition(1, 0, SCHEMA, {}),
         ledger.ClaimRows(1, 0, 0, 1),
         ledger.PartitionDone(1, 0, 1, True),
     ):
-        box.desk.asked(message)
+        box.controller.asked(message)
         moves.append(feed.moved)
-    box.desk.pass_done(ledger.PassDone("worker:0", 1, 1, 1))
+    box.controller.pass_done(ledger.PassDone("worker:0", 1, 1, 1))
     moves.append(feed.moved)
     assert moves == [0, 1, 2, 3, 4]
 
 
 def test_the_end_of_all_feeds_is_announced_once() -> None:
-    box = Desk(2)
-    box.desk.close("the driver waits for the end")
-    box.desk.close("again")
+    box = Fed(2)
+    box.controller.close("the driver waits for the end")
+    box.controller.close("again")
     assert box.sent == [(ledger.NoMoreFeeds(), box.names)]
 
 
-# Two partitions of an RDD may have other types: each task infers its own. The desk describes the feed by the first and
-# does not look at the others, so what comes of it is an error of Arrow's in a node, or of the spill.
+# Two partitions of an RDD may have other types: each task infers its own. The controller describes the feed by the
+# first and does not look at the others, so what comes of it is an error of Arrow's in a node, or of the spill.
 def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> None:
     whole, broken = (pa.schema([("x", kind)]).serialize().to_pybytes() for kind in (pa.int64(), pa.float64()))
-    box = Desk(1)
-    box.desk.begin(2, True, 1, 2)
+    box = Fed(1)
+    box.controller.begin(2, True, 1, 2)
     box.open(0, whole)
     assert "'x' is double, not int64" in box.open(1, broken).refused
     assert not box.open(2, whole).refused
@@ -164,8 +166,8 @@ def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> Non
 @pytest.mark.parametrize("garbage", [b"", b"no schema", SCHEMA[:-9]], ids=["nothing", "noise", "cut off"])
 def test_what_is_no_schema_does_not_become_that_of_the_feed(garbage: bytes) -> None:
     """It would: every other task's rows would be unlike it, and the nodes would be told of it."""
-    box = Desk(1)
-    feed = box.desk.begin(1, False, 1, 1)
+    box = Fed(1)
+    feed = box.controller.begin(1, False, 1, 1)
     with pytest.raises((pa.ArrowException, OSError)):
         box.open(0, garbage)
     assert feed.schema == b""
@@ -239,21 +241,21 @@ def test_a_frame_without_columns_is_refused(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("data", [None, [1, 2], {"x": 1}, "table"], ids=str)
 def test_what_is_no_dataframe_and_no_rdd_is_refused(data: Any) -> None:
-    box = Desk(1)
+    box = Fed(1)
     with pytest.raises(PlanError, match=f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD"):
-        feed_job(data, box.desk.begin(1, False, 1, 1), ADDRESS)
+        feed_job(data, box.controller.begin(1, False, 1, 1), ADDRESS)
 
 
 def test_feeds_that_were_closed_long_ago_are_forgotten_and_their_late_tasks_are_told() -> None:
-    box = Desk(1)
-    validation = box.desk.begin(0, True, 1, 1, FeedOf(1, validates=True))
+    box = Fed(1)
+    validation = box.controller.begin(0, True, 1, 1, FeedOf(1, validates=True))
     for _ in range(40):
-        feed = box.desk.begin(1, False, 1, 1, FeedOf(1, validation=validation.number))
-        box.desk.end(feed, 0)
-        box.desk.close_ledgers([feed, validation])
-    assert len(box.desk._feeds) < 20
-    assert validation.number in box.desk._feeds, "the next one is compared with it"
-    assert box.desk.asked(ledger.StillFed(2)) is False
+        feed = box.controller.begin(1, False, 1, 1, FeedOf(1, validation=validation.number))
+        box.controller.end(feed, 0)
+        box.controller.close_ledgers([feed, validation])
+    assert len(box.controller._feeds) < 20
+    assert validation.number in box.controller._feeds, "the next one is compared with it"
+    assert box.controller.asked(ledger.StillFed(2)) is False
     with pytest.raises(FeedFailed, match="feed 2 has ended"):
         box.open(0, feed=2)
-    box.desk.pass_done(ledger.PassDone("worker:0", 2, 1, 8))
+    box.controller.pass_done(ledger.PassDone("worker:0", 2, 1, 8))

@@ -187,4 +187,4 @@ def test_main_hears_of_an_interrupt_while_it_computes_on_a_batch(spark: SparkSes
     with pytest.raises(KeyboardInterrupt):
         cluster.train(rate)
     cluster._lifecycle.join()
-    assert wire.decode(cluster._desk.results()["worker:0"]) is True
+    assert wire.decode(cluster._controller.results()["worker:0"]) is True

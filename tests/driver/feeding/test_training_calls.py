@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.driver.test_membership import Cluster, clock, ended, make
-from tfos_nb.driver.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feed_controller import Feed, FeedController
 from tfos_nb.driver.feeding.training import Call, NodesComeAgain
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.outcome import ClusterOutcome
@@ -67,7 +67,7 @@ class Told:
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.desk.members.restarts_left = 2
+    cluster.controller.members.restarts_left = 2
     come_up(cluster)
     return cluster
 
@@ -80,7 +80,7 @@ def come_up(cluster: Cluster) -> None:
 
 
 def come_again(cluster: Cluster, *nodes: str) -> None:
-    generation = cluster.desk.generation
+    generation = cluster.controller.generation
     for number, node in enumerate(nodes):
         cluster.say(Reservation(node, "10.0.0.9", 3000 + number, "7", 0, 77, (), generation))
     for node in nodes:
@@ -92,11 +92,11 @@ def come_again(cluster: Cluster, *nodes: str) -> None:
 
 def lose(cluster: Cluster, node: str) -> bool:
     cluster.say(ended(node, None, "SIGKILL"))
-    return cluster.desk.restart_all(f"{node} was killed")
+    return cluster.controller.restart_all(f"{node} was killed")
 
 
 def deliver(cluster: Cluster, call: Told) -> None:
-    TrainingCalls(ClusterOutcome("c", cluster.desk), cluster.desk).train(cast(Call, call))
+    TrainingCalls(ClusterOutcome("c", cluster.controller), cluster.controller).train(cast(Call, call))
 
 
 def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordinated: Cluster) -> None:
@@ -114,7 +114,7 @@ def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordina
     deliver(coordinated, call)
     meeting = ["begin anew", "validation"]
     assert call.asked == ["deliver from 0", *meeting, *meeting, "deliver from 1"]
-    assert coordinated.desk.replaced == {}
+    assert coordinated.controller.replaced == {}
 
 
 def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> No
 
     class Watched(Told):
         def go_on(self, rendezvous: int) -> None:
-            taken.append(coordinated.desk.all_take_rows)
+            taken.append(coordinated.controller.all_take_rows)
 
     def lose_a_worker() -> None:
         assert not lose(coordinated, "worker:1")
@@ -148,12 +148,12 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 @pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
 def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
     """Where nodes may start again, those of the last calls are known: a state that a node tells of is behind."""
-    coordinated.desk.members.restarts_left = restarts
-    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.desk), coordinated.desk)
-    desk: FeedDesk = coordinated.desk.feeds
+    coordinated.controller.members.restarts_left = restarts
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
+    controller: FeedController = coordinated.controller.feeds
     feeds = []
     for _ in range(6):
-        feed = desk.begin(1, False, 1, 1)
+        feed = controller.begin(1, False, 1, 1)
         feed.ledger.claim(ClaimRows(feed.number, 0, 0, 10))
         feed.ledger.finish(0, 10)
         feeds.append(feed)
@@ -161,25 +161,25 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
     assert [feed.ledger.closed for feed in feeds] == [True] * (6 - kept) + [False] * kept
     assert [feed.progress.rows for feed in feeds] == [10] * 6
     for feed in feeds[:-1]:
-        desk.end(feed, 0)
+        controller.end(feed, 0)
     broken_off = feeds[-1]
     training_calls.forget()
     assert all(feed.ledger.closed for feed in feeds[:-1])
     assert broken_off.ledger.closed == (not kept)
-    assert desk.current is broken_off
+    assert controller.current is broken_off
     assert broken_off.progress.rows == 10
-    desk.over = True
+    controller.over = True
     for feed in feeds:
-        assert desk.asked(StillFed(feed.number)) is False, "a task that asks late hears that it is over"
+        assert controller.asked(StillFed(feed.number)) is False, "a task that asks late hears that it is over"
     if kept:
-        assert desk.asked(ClaimRows(broken_off.number, 0, 0, 10)).ends, "and one that is under way has its answer"
+        assert controller.asked(ClaimRows(broken_off.number, 0, 0, 10)).ends, "and one that is under way has its answer"
 
 
 def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:
     """With the last restart: the call has returned from delivering, and does not know of it yet."""
-    coordinated.desk.members.restarts_left = 1
+    coordinated.controller.members.restarts_left = 1
     call = Told()
-    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.desk), coordinated.desk)
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
     deliver_once, call.deliver = call.deliver, lambda: (deliver_once(), lose(coordinated, "ps:0"))  # type: ignore[assignment, return-value]
     training_calls.train(cast(Call, call))
     come_again(coordinated, *NODES)
@@ -204,7 +204,7 @@ def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Clu
 
 
 def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinated: Cluster) -> None:
-    feeds = coordinated.desk.feeds
+    feeds = coordinated.controller.feeds
     feed = feeds.begin(1, False, 1, 1)
     feeds.wants_from(FeedFrom("worker:0", 1))
     feeds.wants_from(FeedFrom("worker:1", 1))

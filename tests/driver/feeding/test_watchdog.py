@@ -16,7 +16,7 @@ TIMEOUT = 10.0
 
 
 class Nodes:
-    """What a standstill asks of a desk and of a feed, and the clock."""
+    """What a standstill asks of a controller and of a feed, and the clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -103,7 +103,7 @@ def test_a_moment_of_work_is_none(nodes: Nodes) -> None:
 
 
 class Spark:
-    """What a feed without a slot asks of Spark, of its desk, of its job and of the feed; and the clock."""
+    """What a feed without a slot asks of Spark, of its controller, of its job and of the feed; and the clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -26,7 +26,7 @@ SECONDS = 20.0
 ATTEND, ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"
 
 
-class RecordingDesk:
+class RecordingHandler:
     """Answers a question by itself and remembers everything that it was called with."""
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ class RecordingDesk:
 
 
 @pytest.fixture
-def desk() -> RecordingDesk:
-    return RecordingDesk()
+def handler() -> RecordingHandler:
+    return RecordingHandler()
 
 
 @pytest.fixture
-def door(desk: RecordingDesk) -> Iterator[Door]:
-    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+def door(handler: RecordingHandler) -> Iterator[Door]:
+    door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     yield door
     door.close()
 
@@ -110,17 +110,17 @@ def test_a_question_is_answered(address: DoorAddress) -> None:
         )
 
 
-def test_messages_go_both_ways_in_order(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_messages_go_both_ways_in_order(address: DoorAddress, handler: RecordingHandler) -> None:
     with DoorClient(address) as client:
         stream = client.attend()
         for number in range(100):
             stream.send(number)
-        desk.await_count("received", 99)
-        assert [message for name, message in desk.calls if name != "left"] == list(range(100))
-        assert desk.calls[0][0] == "arrived"
+        handler.await_count("received", 99)
+        assert [message for name, message in handler.calls if name != "left"] == list(range(100))
+        assert handler.calls[0][0] == "arrived"
         for number in range(100):
-            desk.links[0].send(number)
-        desk.links[0].end()
+            handler.links[0].send(number)
+        handler.links[0].end()
         assert list(stream) == list(range(100))
         stream.end()
 
@@ -135,16 +135,18 @@ def test_messages_go_both_ways_in_order(address: DoorAddress, desk: RecordingDes
         pytest.param((("authorization", "Bearer x"),), id="another header"),
     ],
 )
-def test_who_has_no_token_is_not_heard(address: DoorAddress, desk: RecordingDesk, method: str, metadata: Any) -> None:
+def test_who_has_no_token_is_not_heard(
+    address: DoorAddress, handler: RecordingHandler, method: str, metadata: Any
+) -> None:
     with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         call(channel, method, wire.encode(Farewell()), metadata)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert desk.calls == []
+    assert handler.calls == []
 
 
 @pytest.mark.parametrize("method", [ASK, ATTEND, "/tfos_nb.Door/Other"])
 def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
-    address: DoorAddress, desk: RecordingDesk, method: str
+    address: DoorAddress, handler: RecordingHandler, method: str
 ) -> None:
     """Otherwise anybody could have the driver hold a question of 256 MiB, and a thousand of them at once."""
     told = threading.Event()
@@ -157,7 +159,7 @@ def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
         call = channel.stream_unary(method).future(says_nothing(), timeout=SECONDS, metadata=())
         assert call.exception().code() is grpc.StatusCode.UNAUTHENTICATED
         told.set()
-    assert desk.calls == []
+    assert handler.calls == []
 
 
 def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_others(
@@ -166,8 +168,8 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
     """Each is a descriptor of a notebook's kernel, which has 1,024 as a rule."""
     monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 2)
     monkeypatch.setattr(admission, "descriptors_left", lambda: 40)
-    desk = RecordingDesk()
-    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    handler = RecordingHandler()
+    door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
     with ExitStack() as stack:
         stack.callback(door.close)
@@ -180,8 +182,8 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
 
 def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_IDLE_SECONDS", 1)
-    desk = RecordingDesk()
-    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    handler = RecordingHandler()
+    door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
     with ExitStack() as stack:
         stack.callback(door.close)
@@ -196,7 +198,7 @@ def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch:
             stranger.subscribe(lambda state, event=event: state is grpc.ChannelConnectivity.IDLE and event.set())
         assert all(event.wait(SECONDS) for event in lost)
         assert client.ask(Farewell()) == Farewell()
-        assert not any(name == "left" for name, *_ in desk.calls), "a node's stream may be silent for long"
+        assert not any(name == "left" for name, *_ in handler.calls), "a node's stream may be silent for long"
 
 
 def still_open(connections: list[socket.socket]) -> list[socket.socket]:
@@ -213,7 +215,7 @@ def still_open(connections: list[socket.socket]) -> list[socket.socket]:
     return found
 
 
-def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, handler: RecordingHandler) -> None:
     other = DoorAddress(address.host, address.port, address.certificate, "f" * 64)
     with DoorClient(other) as client:
         stream = client.attend()
@@ -221,11 +223,11 @@ def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: Record
         with pytest.raises(TfosError, match="belongs to another cluster"):
             list(stream)
         stream.end()
-    assert desk.calls == []
+    assert handler.calls == []
 
 
 def test_of_thousands_that_come_while_the_driver_is_busy_none_is_turned_away(
-    address: DoorAddress, desk: RecordingDesk, monkeypatch: pytest.MonkeyPatch
+    address: DoorAddress, handler: RecordingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, free = threading.Event(), threading.Event()
 
@@ -235,7 +237,7 @@ def test_of_thousands_that_come_while_the_driver_is_busy_none_is_turned_away(
             assert free.wait(SECONDS)
         return message
 
-    monkeypatch.setattr(desk, "asked", asked)
+    monkeypatch.setattr(handler, "asked", asked)
     token = (("tfos-token", address.token),)
     with raw_channel(address) as channel:
         ask = channel.unary_unary(ASK)
@@ -247,28 +249,28 @@ def test_of_thousands_that_come_while_the_driver_is_busy_none_is_turned_away(
         assert [wire.decode(other.result()) for other in others] == list(range(3500))
 
 
-def test_the_right_token_alone_opens_no_other_method(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_the_right_token_alone_opens_no_other_method(address: DoorAddress, handler: RecordingHandler) -> None:
     token = (("tfos-token", address.token),)
     with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/tfos_nb.Door/Other")(b"", timeout=SECONDS, metadata=token)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert desk.calls == []
+    assert handler.calls == []
 
 
-def test_who_does_not_speak_tls_is_refused(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_who_does_not_speak_tls_is_refused(address: DoorAddress, handler: RecordingHandler) -> None:
     metadata = (("tfos-token", address.token),)
     with grpc.insecure_channel(f"{address.host}:{address.port}") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(ASK)(wire.encode(1), timeout=5, metadata=metadata)
     assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    assert desk.calls == []
+    assert handler.calls == []
 
 
-def test_a_client_refuses_a_door_with_another_key(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_a_client_refuses_a_door_with_another_key(address: DoorAddress, handler: RecordingHandler) -> None:
     imposter = DoorAddress(address.host, address.port, Identity.create().certificate, address.token)
     with DoorClient(imposter) as client, pytest.raises(grpc.RpcError) as caught:
         client.ask(1, timeout=5)
     assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    assert desk.calls == []
+    assert handler.calls == []
 
 
 def test_the_port_speaks_tls_and_nothing_else(address: DoorAddress) -> None:
@@ -280,40 +282,40 @@ def test_the_port_speaks_tls_and_nothing_else(address: DoorAddress) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\x80\x04K\x07.", b"\xc1\xc1", b""], ids=["a pickle", "noise", "nothing"])
 def test_garbage_from_a_node_ends_its_stream_alone(
-    address: DoorAddress, desk: RecordingDesk, garbage: bytes, caplog: pytest.LogCaptureFixture
+    address: DoorAddress, handler: RecordingHandler, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = (("tfos-token", address.token),)
     with raw_channel(address) as channel:
         assert call(channel, ATTEND, garbage, token) == b""
         with pytest.raises(grpc.RpcError):
             call(channel, ASK, garbage, token)
-    desk.await_count("left", 1)
-    assert desk.count("arrived") == desk.count("asked") == 0
+    handler.await_count("left", 1)
+    assert handler.count("arrived") == handler.count("asked") == 0
     with DoorClient(address) as client:  # the door still stands
         assert client.ask("well?") == "well?"
     assert "could not be processed" in caplog.text
 
 
-def test_an_error_of_the_desk_reaches_the_one_who_asked_and_nobody_else(address: DoorAddress) -> None:
+def test_an_error_of_the_handler_reaches_the_one_who_asked_and_nobody_else(address: DoorAddress) -> None:
     with DoorClient(address) as client:
         with pytest.raises(grpc.RpcError):
-            client.ask(Stop("an error of the desk", 0.0))
+            client.ask(Stop("an error of the handler", 0.0))
         assert client.ask(1) == 1
 
 
-def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, handler: RecordingHandler) -> None:
     client = DoorClient(address)
     stream = client.attend()
     stream.send(Farewell())
-    desk.await_count("arrived", 1)
+    handler.await_count("arrived", 1)
     client.close()
-    desk.await_count("left", 1)
+    handler.await_count("left", 1)
     stream.end()
-    desk.links[0].send(Farewell())  # nobody is there: nothing happens
+    handler.links[0].send(Farewell())  # nobody is there: nothing happens
 
 
 def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
-    address: DoorAddress, desk: RecordingDesk
+    address: DoorAddress, handler: RecordingHandler
 ) -> None:
     with DoorClient(address) as client:
         stream = client.attend()
@@ -321,27 +323,27 @@ def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
             stream.send(number)
         stream.end()
         assert list(stream) == []
-    desk.await_count("left", 1)
-    assert [name for name, _ in desk.calls] == ["arrived", "received", "received", "left"]
+    handler.await_count("left", 1)
+    assert [name for name, _ in handler.calls] == ["arrived", "received", "received", "left"]
 
 
-def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, desk: RecordingDesk) -> None:
+def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, handler: RecordingHandler) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(DoorClient(address))
         before = threading.active_count()
         streams = [client.attend() for _ in range(200)]
         for number, stream in enumerate(streams):
             stream.send(number)
-        desk.await_count("arrived", 200)
-        assert sorted(message for _, message in desk.calls) == list(range(200))
+        handler.await_count("arrived", 200)
+        assert sorted(message for _, message in handler.calls) == list(range(200))
         assert len(threads_of_the_door()) == 1
         assert client.ask("and a question") == "and a question"
-        for link in desk.links:
+        for link in handler.links:
             link.send(Farewell())
         assert [next(iter(stream)) for stream in streams] == [Farewell()] * 200
         door.close()
         assert [list(stream) for stream in streams] == [[]] * 200
-        assert desk.count("left") == 200
+        assert handler.count("left") == 200
         for stream in streams:
             stream.end()
     assert threads_of_the_door() == []
@@ -353,8 +355,8 @@ def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, desk: Rec
     assert threading.active_count() <= before
 
 
-def test_close_may_be_called_twice_and_before_open(desk: RecordingDesk) -> None:
-    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+def test_close_may_be_called_twice_and_before_open(handler: RecordingHandler) -> None:
+    door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     door.close()
     door.open()
     door.close()
@@ -368,29 +370,29 @@ def test_nobody_can_come_in_after_close(door: Door, address: DoorAddress) -> Non
         pass
 
 
-def test_the_clock_goes_on(address: DoorAddress, desk: RecordingDesk) -> None:
-    with desk.changed:
-        assert desk.changed.wait_for(lambda: desk.ticks >= 2, SECONDS)
+def test_the_clock_goes_on(address: DoorAddress, handler: RecordingHandler) -> None:
+    with handler.changed:
+        assert handler.changed.wait_for(lambda: handler.ticks >= 2, SECONDS)
 
 
-def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(desk: RecordingDesk) -> None:
+def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(handler: RecordingHandler) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        full = Door(desk, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
+        full = Door(handler, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
         with pytest.raises(TfosError, match=f"could not listen on 127.0.0.1, port {port}: .*TFOS_SERVER_PORT"):
             full.open()
         full.close()
-        door = Door(desk, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 50))
+        door = Door(handler, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 50))
         try:
             assert door.open().port in range(port + 1, port + 50)
         finally:
             door.close()
 
 
-def test_an_address_that_is_not_this_machines_is_named(desk: RecordingDesk) -> None:
-    door = Door(desk, host="192.0.2.77", bind="192.0.2.77")
+def test_an_address_that_is_not_this_machines_is_named(handler: RecordingHandler) -> None:
+    door = Door(handler, host="192.0.2.77", bind="192.0.2.77")
     with pytest.raises(TfosError, match=r"could not listen on 192\.0\.2\.77.*is not a known address of this machine"):
         door.open()
 
@@ -429,8 +431,8 @@ def test_the_feeds_stream_keeps_its_token_out_of_its_repr() -> None:
     assert SECRET not in repr(FeedTicket(1, 2))
 
 
-def test_each_door_has_a_token_and_a_key_of_its_own(desk: RecordingDesk) -> None:
-    doors = [Door(desk, host="127.0.0.1", bind="127.0.0.1") for _ in range(2)]
+def test_each_door_has_a_token_and_a_key_of_its_own(handler: RecordingHandler) -> None:
+    doors = [Door(handler, host="127.0.0.1", bind="127.0.0.1") for _ in range(2)]
     try:
         one, two = (door.open() for door in doors)
         assert len(one.token) == 64

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.control.test_door import RecordingDesk, still_open
+from tests.runtime.control.test_door import RecordingHandler, still_open
 from tests.waiting import until
 from tfos_nb.driver import relaying
 from tfos_nb.driver.relaying import Carrier, check_relay
@@ -72,10 +72,10 @@ def badly(exchange: Callable[[bytes], bytes], pick: random.Random) -> Callable[[
 
 @contextmanager
 def relayed(
-    desk: RecordingDesk, how: Callable[[Callable[[bytes], bytes]], Callable[[bytes], bytes]] = lambda same: same
+    handler: RecordingHandler, how: Callable[[Callable[[bytes], bytes]], Callable[[bytes], bytes]] = lambda same: same
 ) -> Iterator[DoorAddress]:
     """Open a door, and a way to it by a relay."""
-    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     own = door.open()
     with relay() as (place, _):
         carrier = Carrier(how(exchange_with(place)), own.port)
@@ -87,7 +87,7 @@ def relayed(
 
 def test_strangers_at_a_relay_take_no_more_of_the_driver_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "descriptors_left", lambda: 20)
-    with relayed(RecordingDesk()) as address, ExitStack() as stack:
+    with relayed(RecordingHandler()) as address, ExitStack() as stack:
         where = address.host, address.port
         strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(60)]
         assert until(lambda: len(still_open(strangers)) <= 10), len(still_open(strangers))
@@ -106,7 +106,7 @@ def answers(client: DoorClient) -> bool:
 
 
 def test_a_question_of_megabytes_and_its_answer_come_by_a_relay() -> None:
-    with relayed(RecordingDesk()) as address, DoorClient(address) as client:
+    with relayed(RecordingHandler()) as address, DoorClient(address) as client:
         assert client.ask(BIG) == BIG
 
 
@@ -114,7 +114,7 @@ def test_a_question_of_megabytes_and_its_answer_come_by_a_relay() -> None:
 def test_nothing_is_lost_or_comes_twice_where_exchanges_are(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("tfos_nb.driver.relaying._AGAIN_AFTER", 0.01)
     pick = random.Random(seed)
-    with relayed(RecordingDesk(), lambda well: badly(well, pick)) as address, DoorClient(address) as client:
+    with relayed(RecordingHandler(), lambda well: badly(well, pick)) as address, DoorClient(address) as client:
         for number in range(5):
             said = {"number": number, "data": BIG[: number << 17]}
             assert client.ask(said) == said

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.runtime.control.test_door import RecordingDesk
+from tests.runtime.control.test_door import RecordingHandler
 from tests.waiting import until
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
@@ -82,7 +82,7 @@ class Tunnel:
     """A door with a mouth, and a supervisor's end that the door's asking reaches without its stream."""
 
     def __init__(self, path: Path, board: str | None) -> None:
-        self.door = Door(RecordingDesk(), host="127.0.0.1", bind="127.0.0.1")
+        self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.client = DoorClient(self.address)
         self.end = TunnelEnd(self.client, lambda: board)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.feed.test_row_queue import Node, block_of, node
 from tests.runtime.feed.test_transfer import Driver, cut, driver_of, ids_of_partition, send
-from tfos_nb.driver.feed_desk import Feed
+from tfos_nb.driver.feed_controller import Feed
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.feed.pass_record import PassRecord
@@ -40,7 +40,7 @@ def test_every_row_is_in_the_state_once_however_often_training_goes_on(
     held: list[int] = []
     for nodes in (*generations, 2):
         with driver_of(nodes, buffer_bytes=1 << 30) as driver:
-            feed = driver.desk.begin(1, False, 1, 1, held=held_rows)
+            feed = driver.controller.begin(1, False, 1, 1, held=held_rows)
             feed_all(driver, feed, rows, data)
             seen = {name: one.seen[0] for name, one in driver.nodes.items()}
             assert {name: len(ids) for name, ids in seen.items()} == feed.ledger.shares()
@@ -90,7 +90,7 @@ def feed_all(driver: Driver, feed: Feed, rows: list[int], data: st.DataObject) -
 def test_a_retried_partition_skips_the_same_rows() -> None:
     ids = ids_of_partition(0, 1000)
     with driver_of(2, buffer_bytes=1 << 30) as driver:
-        feed = driver.desk.begin(1, False, 1, 1, held=HeldRows({0: ((0, 100), (130, 131), (640, 900))}))
+        feed = driver.controller.begin(1, False, 1, 1, held=HeldRows({0: ((0, 100), (130, 131), (640, 900))}))
         driver.read()
         for sizes_of_batches in ([37] * 27, [500]):
             assert send(driver, feed, cut(ids, sizes_of_batches)) == 1000
@@ -102,7 +102,7 @@ def test_a_retried_partition_skips_the_same_rows() -> None:
 
 def test_a_pass_of_which_the_state_holds_all_rows_is_empty() -> None:
     with driver_of(2) as driver:
-        feed = driver.desk.begin(1, False, 1, 1, held=HeldRows({0: ((0, 50),)}))
+        feed = driver.controller.begin(1, False, 1, 1, held=HeldRows({0: ((0, 50),)}))
         driver.read()
         assert send(driver, feed, cut(ids_of_partition(0, 50), ())) == 50
         driver.finish(feed)
@@ -113,7 +113,7 @@ def test_a_pass_of_which_the_state_holds_all_rows_is_empty() -> None:
 def held_after(nodes: int, batches: list[int], taken: int) -> HeldRows:
     """What a state holds in which each node has been through so many rows of partition 0, which has 200."""
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
-        feed = driver.desk.begin(1, False, 1, 1)
+        feed = driver.controller.begin(1, False, 1, 1)
         driver.read()
         send(driver, feed, cut(ids_of_partition(0, 200), batches))
         driver.finish(feed)
@@ -129,7 +129,7 @@ def test_rows_that_a_state_holds_are_refused_where_they_have_become_others(nodes
     swapped = [*ids[3:0:-1], ids[0], *ids[4:]]
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
         for others in (ids[::-1], swapped, [*ids[:5], 999, *ids[6:]]):
-            feed = driver.desk.begin(1, False, 1, 1, held=held)
+            feed = driver.controller.begin(1, False, 1, 1, held=held)
             with pytest.raises(FeedFailed, match=r"partition 0 gave other rows when Spark read it again: the nodes"):
                 send(driver, feed, cut(others, [7] * 30))
             assert feed.ledger.partitions_done == 0
@@ -138,7 +138,7 @@ def test_rows_that_a_state_holds_are_refused_where_they_have_become_others(nodes
 
 def assert_taken(nodes: int, held: HeldRows, ids: list[int]) -> None:
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
-        feed = driver.desk.begin(1, False, 1, 1, held=held)
+        feed = driver.controller.begin(1, False, 1, 1, held=held)
         driver.read()
         assert send(driver, feed, cut(ids, [7] * 30)) == len(ids)
         driver.finish(feed)
@@ -232,19 +232,21 @@ def test_the_books_do_not_grow() -> None:
 
 def test_the_rows_of_a_state_are_known_when_the_ledger_is_gone() -> None:
     with driver_of(2, buffer_bytes=1 << 30) as driver:
-        feed = driver.desk.begin(1, False, 1, 1)
-        driver.desk.feed(driver.nodes)
+        feed = driver.controller.begin(1, False, 1, 1)
+        driver.controller.feed(driver.nodes)
         for name, reached in zip(driver.nodes, (30, 40), strict=True):
             feed.ledger.claim(ClaimRows(feed.number, 0, 0, 100))
-            assert driver.desk.position_held(PositionHeld(name, feed.number, "half", {0: reached})) == (reached == 40)
-        wanted = driver.desk.held.rows_of("half").spans
+            assert driver.controller.position_held(PositionHeld(name, feed.number, "half", {0: reached})) == (
+                reached == 40
+            )
+        wanted = driver.controller.held.rows_of("half").spans
     with driver_of(2, buffer_bytes=1 << 30) as driver:
-        feed = driver.desk.begin(1, False, 1, 1)
+        feed = driver.controller.begin(1, False, 1, 1)
         for name, reached in zip(driver.nodes, (30, 40), strict=True):
             feed.ledger.claim(ClaimRows(feed.number, 0, 0, 100))
-            driver.desk.position_held(PositionHeld(name, feed.number, "half", {0: reached}))
-        driver.desk.close_ledgers([feed])
-        assert driver.desk.held.rows_of("half").spans == wanted != {}
+            driver.controller.position_held(PositionHeld(name, feed.number, "half", {0: reached}))
+        driver.controller.close_ledgers([feed])
+        assert driver.controller.held.rows_of("half").spans == wanted != {}
 
 
 # --- the node's end -------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.driver.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feed_controller import Feed, FeedController
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
@@ -90,15 +90,17 @@ class NodeInside:
 
 
 class Driver:
-    """The door with the real FeedDesk behind it, and the nodes in front."""
+    """The door with the real FeedController behind it, and the nodes in front."""
 
     def __init__(self, root: Path, nodes: int, **limits: int) -> None:
         self.changed = threading.Condition(threading.RLock())
         names = [f"worker:{index}" for index in range(nodes)]
-        self.desk = FeedDesk(self.changed, names, self.send, lambda: dict(self.places), lambda: 1)
+        self.controller = FeedController(self.changed, names, self.send, lambda: dict(self.places), lambda: 1)
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
-        self.nodes = {name: NodeInside(name, root, self.address.token, limits, self.desk.pass_done) for name in names}
+        self.nodes = {
+            name: NodeInside(name, root, self.address.token, limits, self.controller.pass_done) for name in names
+        }
         self.places: dict[str, FeedPlace] = {name: node.server.place for name, node in self.nodes.items()}
 
     def arrived(self, link: Link, message: Any) -> None: ...
@@ -110,20 +112,20 @@ class Driver:
     def ticked(self, late: float) -> None: ...
 
     def asked(self, message: Any) -> Any:
-        return self.desk.asked(message)
+        return self.controller.asked(message)
 
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         for name in nodes:
             self.nodes[name].hear(message)
 
     def begin(self, epochs: int = 1) -> Feed:
-        return self.desk.begin(epochs, epochs > 1, 1, epochs)
+        return self.controller.begin(epochs, epochs > 1, 1, epochs)
 
     def finish(self, feed: Feed) -> int:
         """End the feed as the driver does; return the number of replays."""
         replays = feed.passes - 1 if feed.spill and feed.ledger.spilled else 0
-        self.desk.end(feed, replays)
-        self.desk.close("done")
+        self.controller.end(feed, replays)
+        self.controller.close("done")
         return replays
 
     def read(self) -> None:
@@ -694,7 +696,7 @@ def test_a_feed_task_yields_the_number_of_rows_it_sent() -> None:
         feed = driver.begin()
         [summary] = FeedTask(feed.number, driver.address)(cut(ids_of_partition(0, 99), (0, 50, 0)))
         assert summary.to_pylist() == [{"partition": 0, "rows": 99}]
-        again = driver.desk.begin(1, False, 2, 2)
+        again = driver.controller.begin(1, False, 2, 2)
         assert list(FeedTask(again.number, driver.address, rows=True)(iter([(1, 2.0), (3, 4.0)]))) == [(0, 2)]
 
 

@@ -18,7 +18,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
-from tfos_nb.runtime.control.placement import QUESTIONS, PlacementDesk
+from tfos_nb.runtime.control.placement import QUESTIONS, InferencePlacement
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
@@ -26,7 +26,7 @@ from tfos_nb.runtime.inference import serving
 from tfos_nb.runtime.inference.answers import Answers, listed
 from tfos_nb.runtime.inference.data_feed import DataFeed, RowLists
 from tfos_nb.runtime.inference.requests import RequestQueue
-from tfos_nb.runtime.inference.serving import InferTask, RequestDesk
+from tfos_nb.runtime.inference.serving import InferTask, RequestExchange
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
 from tfos_nb.runtime.rows.row_lists import FeedRow, RowMaker, columns_by_mapping
 
@@ -71,8 +71,8 @@ class Node:
     def __init__(self, root: Path, name: str = "worker:0", queues: tuple[str, ...] = ("input",), buffer: int = 1 << 20):
         self.told: list[Any] = []
         self.queues = RowQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
-        self.desk = RequestDesk(name, queues, buffer)
-        self.ctx = Ctx(RowLists(name, True, self.queues, self.desk))
+        self.exchange = RequestExchange(name, queues, buffer)
+        self.ctx = Ctx(RowLists(name, True, self.queues, self.exchange))
 
     def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
         """Bring a feed in, as the messages and the Flight server do."""
@@ -236,7 +236,7 @@ def test_each_queue_is_read_apart(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_not_fed_says_so(node: Node) -> None:
-    ctx = Ctx(RowLists("ps:0", False, node.queues, node.desk))
+    ctx = Ctx(RowLists("ps:0", False, node.queues, node.exchange))
     with pytest.raises(FeedFailed, match="ps:0 gets no rows from Spark"):
         ctx.get_data_feed()
     with pytest.raises(FeedFailed, match="ps:0 gets no rows"):
@@ -366,7 +366,7 @@ class Driver:
 
     def __init__(self, root: Path, nodes: int = 1, buffer: int = 1 << 20) -> None:
         self.why = ""
-        self.placement = PlacementDesk(
+        self.placement = InferencePlacement(
             lambda: {name: one.place for name, one in self.servers.items()}, lambda: self.why
         )
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
@@ -379,7 +379,7 @@ class Driver:
             directory.mkdir()
             self.nodes[name] = node = Node(directory, name, buffer=buffer)
             server = FeedServer(node.queues, directory=str(directory), host="127.0.0.1", token=self.address.token)
-            server.answer_with(node.desk.exchange)
+            server.answer_with(node.exchange.exchange)
             self.servers[name] = server
 
     def arrived(self, link: Link, message: Any) -> None: ...
@@ -396,7 +396,7 @@ class Driver:
 
     def close(self) -> None:
         for name, server in self.servers.items():
-            self.nodes[name].desk.stop("the test is over")
+            self.nodes[name].exchange.stop("the test is over")
             server.close()
         self.door.close()
 
@@ -445,7 +445,7 @@ def test_every_row_gets_its_result_in_order_while_tasks_run_side_by_side(driver:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda rows: list(task(driver.address)(rows)), lots))
     assert found == [[row * 2 for row in rows] for rows in lots]
-    node.desk.close()
+    node.exchange.close()
     main.join(SECONDS)
     assert sum(sizes[0]) == 20000
     assert max(sizes[0]) == 100
@@ -466,7 +466,7 @@ def test_a_frame_keeps_its_columns_beside_the_results_and_sends_only_what_is_wan
     whole = pa.Table.from_batches(list(asked(iter([block.slice(0, 150), block.slice(150)])))).to_pydict()
     assert whole["c0"] == list(range(200))
     assert whole["c2"] == [i + 1.0 for i in range(200)]
-    node.desk.close()
+    node.exchange.close()
     thread.join(SECONDS)
     assert found == [None]
 
@@ -476,7 +476,7 @@ def test_a_batch_holds_several_partitions_only_where_that_is_allowed(driver: Dri
     node = driver.nodes["worker:0"]
     with ThreadPoolExecutor(3) as pool:
         tasks = [pool.submit(lambda rows=rows: list(task(driver.address)(rows))) for rows in ([1, 2], [3, 4], [5])]
-        await_streams(node.desk.of("input"), 3)
+        await_streams(node.exchange.of("input"), 3)
         feed = node.ctx.get_data_feed(False, across_partitions=across)
         sizes = []
         while sum(sizes) < 5:
@@ -546,7 +546,7 @@ def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkey
     node = driver.nodes["worker:0"]
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     node.ctx.get_data_feed(False).next_batch(5)
-    node.desk.stop()
+    node.exchange.stop()
     thread.join(SECONDS)
     assert "worker:0 takes no more rows: its main has ended" in str(found[0])
     with pytest.raises(FeedFailed, match="worker:0 takes no more rows: its main has ended"):
@@ -569,7 +569,7 @@ def test_a_task_that_hangs_up_leaves_the_node_to_the_others(driver: Driver) -> N
     assert [next(results) for _ in range(3)] == [0, 2, 4]
     results.close()
     assert list(task(driver.address)(range(5))) == [0, 2, 4, 6, 8]
-    node.desk.close()
+    node.exchange.close()
     main.join(SECONDS)
     assert not main.is_alive()
 
@@ -582,7 +582,7 @@ def test_rows_beyond_the_nodes_memory_wait_and_get_through(tmp_path: Path) -> No
             lambda: [len(batch) and batch.reply(batch["value"]) for batch in node.ctx.requests(10**6)]
         )
         assert list(task(driver.address)(range(30_000))) == list(range(30_000))
-        node.desk.close()
+        node.exchange.close()
         main.join(SECONDS)
         assert len(sizes[0]) > 1  # a batch is what fits, if that is less than was asked for
     finally:
@@ -599,7 +599,7 @@ def test_an_error_of_the_rows_themselves_is_the_tasks(driver: Driver) -> None:
 
     with pytest.raises(ZeroDivisionError, match="in the user's own map"):
         list(task(driver.address)(rows()))
-    node.desk.close()
+    node.exchange.close()
     main.join(SECONDS)
     assert not main.is_alive()
 
@@ -614,7 +614,7 @@ def test_a_node_that_ends_without_knowing_why_leaves_it_to_the_driver(driver: Dr
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     node.ctx.get_data_feed(False).next_batch(5)
     driver.why = "worker:1: ValueError: boom"
-    node.desk.stop()
+    node.exchange.stop()
     thread.join(SECONDS)
     assert str(found[0]).endswith("launch the cluster again. worker:1: ValueError: boom")
 
@@ -624,7 +624,7 @@ def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
     server.place = replace(server.place, socket="/on/another/host")
     main, _ = in_thread(lambda: doubled(driver.nodes["worker:0"]))
     assert list(task(driver.address)(range(3000))) == list(range(0, 6000, 2))
-    driver.nodes["worker:0"].desk.close()
+    driver.nodes["worker:0"].exchange.close()
     main.join(SECONDS)
 
 
@@ -654,20 +654,20 @@ def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Pa
 
     places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in ("worker:0", "worker:1", "worker:2")}
     closed = [""]
-    desk = PlacementDesk(lambda: places, lambda: closed[0])
-    assert desk.asked(AskPlaces("input")).places == places
+    exchange = InferencePlacement(lambda: places, lambda: closed[0])
+    assert exchange.asked(AskPlaces("input")).places == places
     near = ("worker:0", "worker:1")
-    assert [desk.asked(ClaimNode("i", p, p, near)) for p in range(4)] == ["worker:0", "worker:1"] * 2
-    assert desk.asked(ClaimNode("i", 0, 10, near)) == "worker:1"
-    desk.asked(ReleaseNode("i", 0, 0))
-    desk.asked(ReleaseNode("i", 2, 2))
-    assert desk.asked(ClaimNode("i", 5, 11, near)) == "worker:0"
-    assert desk.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # nobody near: anybody
+    assert [exchange.asked(ClaimNode("i", p, p, near)) for p in range(4)] == ["worker:0", "worker:1"] * 2
+    assert exchange.asked(ClaimNode("i", 0, 10, near)) == "worker:1"
+    exchange.asked(ReleaseNode("i", 0, 0))
+    exchange.asked(ReleaseNode("i", 2, 2))
+    assert exchange.asked(ClaimNode("i", 5, 11, near)) == "worker:0"
+    assert exchange.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # nobody near: anybody
     closed[0] = "wait() has told the nodes"
-    assert "wait() has told the nodes" in desk.asked(AskPlaces("input")).refused
+    assert "wait() has told the nodes" in exchange.asked(AskPlaces("input")).refused
     closed[0] = ""
     places.clear()
-    assert "every main has returned" in desk.asked(AskPlaces("input")).refused
+    assert "every main has returned" in exchange.asked(AskPlaces("input")).refused
 
 
 def test_the_messages_of_inference_cross_a_wire() -> None:

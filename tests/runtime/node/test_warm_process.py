@@ -229,7 +229,7 @@ def test_a_directory_of_somebody_elses_is_not_used_and_the_log_says_so(start: St
     node = start(parent)
     assert node.result()[1] != server
     there.chmod(0o700)
-    assert any("is not a directory that only this user can enter" in line for line in node.desk.logs("worker:0"))
+    assert any("is not a directory that only this user can enter" in line for line in node.controller.logs("worker:0"))
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """Driver's side of feeding rows: calls of ``train``, the Spark jobs that feed, and the nodes' progress.
 
-The input is DataFrames, RDDs and streams. The output is Spark jobs; their tasks ask the feed desk which node gets which
-rows. No row passes through the driver.
+The input is DataFrames, RDDs and streams. The output is Spark jobs; their tasks ask the feed controller which node gets
+which rows. No row passes through the driver.
 """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.feed_desk import FeedOf, check_feedable
+from tfos_nb.driver.feed_controller import FeedOf, check_feedable
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import FeedFailed, PlanError
@@ -94,7 +94,7 @@ class StreamTraining:
         self._tell_outcome(source)
 
     def _wait(self, source: _Structured | _DStream) -> None:
-        changed = self.training.desk.changed
+        changed = self.training.controller.changed
         while source.active and not self.is_over:
             with changed:
                 if not self.is_over:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.feed_desk import Feed, FeedOf, check_feedable, feed_job
+from tfos_nb.driver.cluster_controller import ClusterController
+from tfos_nb.driver.feed_controller import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.driver.outcome import ClusterOutcome
@@ -58,7 +58,7 @@ class Training:
     """Deliver passes over some data to the nodes of one cluster."""
 
     outcome: ClusterOutcome
-    desk: ClusterDesk
+    controller: ClusterController
     jobs: SparkJobs
     timeout: float
     door: DoorAddress = field(repr=False)
@@ -79,12 +79,12 @@ class Training:
 
     def begin_call(self, validation: Any = None) -> FeedOf:
         """Number a call of ``train``, and send its validation rows, which were checked before."""
-        place = FeedOf(self.desk.feeds.begin_call(), queue=self.queue)
+        place = FeedOf(self.controller.feeds.begin_call(), queue=self.queue)
         return place if validation is None else replace(place, validation=self._keep(validation, place))
 
     def _keep(self, validation: Any, place: FeedOf) -> int:
         """Send the validation rows, which the nodes keep; return the feed's number."""
-        feed = self.desk.feeds.begin(2, True, 1, 1, replace(place, validates=True))
+        feed = self.controller.feeds.begin(2, True, 1, 1, replace(place, validates=True))
         with self._job(validation, feed, "feed validation rows") as job:
             self._await(feed, job.done.is_set, job)
             self._check(feed, job, "the validation data have no rows: check the query, as with df2.count()")
@@ -96,8 +96,8 @@ class Training:
                     ),
                     feed,
                 )
-            self.desk.feeds.end(feed, 0)
-            self.desk.feeds.close_ledgers([feed])
+            self.controller.feeds.end(feed, 0)
+            self.controller.feeds.close_ledgers([feed])
         return feed.number
 
     def begin_feed(self, call: Call, place: FeedOf) -> Feed:
@@ -107,7 +107,9 @@ class Training:
         """
         passes = 1 if call.held else call.epochs - call.made
         spill, before = call.spill and passes > 1, call.before + call.made
-        return self.desk.feeds.begin(passes, spill, call.made + 1, call.epochs, place, held=call.held, before=before)
+        return self.controller.feeds.begin(
+            passes, spill, call.made + 1, call.epochs, place, held=call.held, before=before
+        )
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
@@ -118,7 +120,7 @@ class Training:
                     return feed.passes
                 self._check(feed, job)
                 kept = feed.spill and feed.ledger.spilled and feed.ledger.claimed.keys() >= set(self._nodes)
-                self.desk.feeds.end(feed, feed.passes - 1 if kept else 0)
+                self.controller.feeds.end(feed, feed.passes - 1 if kept else 0)
         made = 1 + (feed.replays or 0)
         if feed.epoch + made - 1 == feed.epochs:
             self._await(feed, lambda: self._made(feed, made))
@@ -132,26 +134,26 @@ class Training:
         The ledger still knows the node of each row, and the other nodes know which rows they have.
         """
         if node not in feed.ledger.claimed:  # it came late and has no share
-            self.desk.feeds.end_again(feed, node)
+            self.controller.feeds.end_again(feed, node)
             return
         with self._job(data, feed, f"feed {node} again") as job:
             self._await(feed, job.done.is_set, job)
             if job.done.is_set():
                 self._check(feed, job)
-                self.desk.feeds.end_again(feed, node)
+                self.controller.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
         """Send a stream's micro-batch; return whether every node has finished it and asked for the next one.
 
         The batch may be empty. False means that the nodes had enough before its end.
         """
-        feed = self.desk.feeds.begin(1, False, 1, 1, place)
+        feed = self.controller.feeds.begin(1, False, 1, 1, place)
         with self._job(data, feed, f"feed batch {place.batch}") as job:
             self._await(feed, job.done.is_set, job)
             if feed.error is None and not job.done.is_set():
                 return False
             self._check(feed, job, "")
-            self.desk.feeds.end(feed, 0)
+            self.controller.feeds.end(feed, 0)
             self._await(feed, lambda: self._made(feed, 1))
             return not self.nobody_wants(place.call) or all(feed.passes_done.get(node) for node in self._nodes)
 
@@ -175,38 +177,38 @@ class Training:
         NodesComeAgain
             If the nodes start again.
         """
-        standstill = FeedWatchdog(self.desk, feed, self.timeout)
-        without_slot = None if job is None else WithoutSlot(self.desk, self.jobs, job, feed, self.timeout)
+        standstill = FeedWatchdog(self.controller, feed, self.timeout)
+        without_slot = None if job is None else WithoutSlot(self.controller, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
-                self.desk.feeds.set_partitions(feed, job.partitions())
+                self.controller.feeds.set_partitions(feed, job.partitions())
             if without_slot is not None and (told := without_slot.look()):
                 self.outcome.abort(FeedTimeout(told))
             seconds = standstill.look()
             if standstill.for_good:
                 self.outcome.abort(FeedTimeout(self._stall(feed)))
-            elif seconds > _STANDS_STILL and self.desk.starved():
+            elif seconds > _STANDS_STILL and self.controller.starved():
                 # The nodes with full queues may wait for the others, and these wait for rows.
-                self.desk.send(ledger.MakeRoom(feed.number), self.desk.sated())
+                self.controller.send(ledger.MakeRoom(feed.number), self.controller.sated())
         self.raise_if_ended(feed.rendezvous)
 
     def raise_if_ended(self, rendezvous: int | None = None) -> None:
         """Raise the error that ends the cluster. When every ``main`` has returned, only the feed ends."""
-        of = self.desk.rendezvous if rendezvous is None else rendezvous
-        if self.desk.rendezvous != of or (self.outcome.failing and self.outcome.await_decision(of)):
+        of = self.controller.rendezvous if rendezvous is None else rendezvous
+        if self.controller.rendezvous != of or (self.outcome.failing and self.outcome.await_decision(of)):
             raise NodesComeAgain
         if self.outcome.failing or (self.outcome.over.is_set() and self.outcome.error is not None):
             self.outcome.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed, seconds: float) -> bool:
         """Check, wait at most ``seconds`` seconds for a change, and check again."""
-        with self.desk.changed:
+        with self.controller.changed:
             if not self._enough(reached, feed):
-                self.desk.changed.wait(seconds)
+                self.controller.changed.wait(seconds)
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        ending = self.ending or self.desk.rendezvous != feed.rendezvous
+        ending = self.ending or self.controller.rendezvous != feed.rendezvous
         return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or ending)
 
     @property
@@ -241,27 +243,28 @@ class Training:
             error = FeedFailed(empty)
         if error is not None:
             unreached = given_up or (job.error is not None and _UNREACHED.search(str(job.error)))
-            if self.desk.restarts_left > 0 and unreached:
+            if self.controller.restarts_left > 0 and unreached:
                 # A task notices a lost node before the heartbeat timeout does.
-                self.outcome.wait_for(lambda: False, self.desk.heartbeat_timeout + _UNTIL_LOST)
+                self.outcome.wait_for(lambda: False, self.controller.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)
 
     def _fail(self, error: TfosError, feed: Feed) -> None:
-        if not self.outcome.failing and self.desk.rendezvous == feed.rendezvous:
+        if not self.outcome.failing and self.controller.rendezvous == feed.rendezvous:
             self.outcome.abort(error)
         self.raise_if_ended(feed.rendezvous)
         raise error
 
     def _stall(self, feed: Feed) -> str:
-        if starved := self.desk.starved():
+        sated = ", ".join(self.controller.sated())
+        if starved := self.controller.starved():
             return (
-                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {', '.join(self.desk.sated())} took "
+                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {sated} took "
                 f"none of the rows that were waiting, nor computed, in epoch {feed.epoch}. If the nodes train in step, "
                 "the rows of one node come after more rows of another than fit into its memory: repartition the "
                 "DataFrame into more partitions, or raise buffer_bytes"
             )
         return (
-            f"{', '.join(self.desk.sated())} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
+            f"{sated} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
             f"were waiting ({feed.ledger.rows} delivered so far), and no node computed. Check that main reads "
             f"ctx.dataset() epochs={feed.epochs} times. If main waits longer for something else, raise feed_timeout"
         )
@@ -272,11 +275,11 @@ class Training:
         return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in nodes)
 
     def _is_through(self, node: str, feed: Feed) -> bool:
-        return self.desk.is_over(node) or self.desk.feeds.has_enough(node, feed.place.call)
+        return self.controller.is_over(node) or self.controller.feeds.has_enough(node, feed.place.call)
 
     def tell_if_unread(self) -> None:
         """Log a warning if no node took any of the rows that were fed: nothing was trained, and nothing failed."""
-        if self.desk.unread and self.outcome.stop is None and self.desk.generation == 1:
+        if self.controller.unread and self.outcome.stop is None and self.controller.generation == 1:
             logger.warning(
                 "cluster %s: every main has returned, and none has taken a row that train() fed. Take them with "
                 "ctx.dataset(64, …), or ctx.get_data_feed()",
@@ -285,12 +288,12 @@ class Training:
 
     def nobody_wants(self, call: int) -> bool:
         """Whether no node takes rows of this call of ``train`` any more."""
-        feeds = self.desk.feeds
-        return all(self.desk.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
+        feeds = self.controller.feeds
+        return all(self.controller.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
 
     @property
     def _nodes(self) -> list[str]:
-        return self.desk.feeds.nodes
+        return self.controller.feeds.nodes
 
 
 @dataclass
@@ -340,7 +343,7 @@ class Call:
 
     def go_on(self, rendezvous: int) -> None:
         """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
-        self.training.desk.feeds.go_on(self.feeds, rendezvous)
+        self.training.controller.feeds.go_on(self.feeds, rendezvous)
 
     def follow(self, before: int) -> None:
         """Come after calls of ``before`` passes together."""
@@ -357,13 +360,13 @@ class Call:
 
         The current feed is only announced to it: its rows are sent when that feed continues.
         """
-        desk = self.training.desk.feeds
+        controller = self.training.controller.feeds
         for feed in self.feeds:
             skipped = max(0, through - feed.before)
             if node not in feed.ledger.claimed:  # it came late: the remaining rows are shared again
-                desk.cut(feed, skipped)
-            if desk.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
+                controller.cut(feed, skipped)
+            if controller.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
                 continue
-            desk.begin_again(feed, node, skipped if feed.replays is not None else 0, since)
+            controller.begin_again(feed, node, skipped if feed.replays is not None else 0, since)
             if feed.replays is not None:
                 self.training.feed_again(self.data, feed, node)

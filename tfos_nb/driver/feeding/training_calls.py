@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feeding.training import Call, NodesComeAgain
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed, TfosError
@@ -32,11 +32,11 @@ class TrainingCalls:
     lock : threading.Lock
         Held by the thread that delivers.
     announced : bool
-        Whether another thread is about to deliver; guarded by the desk's lock.
+        Whether another thread is about to deliver; guarded by the controller's lock.
     """
 
     outcome: ClusterOutcome
-    desk: ClusterDesk
+    controller: ClusterController
     lock: threading.Lock = field(default_factory=threading.Lock)
     announced: bool = False
     _calls: list[Call] = field(default_factory=list)
@@ -51,37 +51,37 @@ class TrainingCalls:
         call.follow(sum(one.epochs for one in self._calls))
         self._calls.append(call)
         self._deliver()
-        with self.desk.changed:
-            if self._rendezvous != self.desk.rendezvous:
+        with self.controller.changed:
+            if self._rendezvous != self.controller.rendezvous:
                 return
-            last = self.desk.restarts_left <= 0  # these rows cannot be requested again
+            last = self.controller.restarts_left <= 0  # these rows cannot be requested again
             for call in self._calls if last else self._calls[:-_LEDGERS_KEPT]:
-                self.desk.feeds.close_ledgers(call.feeds)
+                self.controller.feeds.close_ledgers(call.feeds)
             if last:
                 self._calls.clear()
                 self._index = 0
 
     def forget(self) -> None:
         """Drop all rows and ledgers: the cluster has ended."""
-        with self.desk.changed:
+        with self.controller.changed:
             self._calls.clear()
-            self.desk.feeds.forget()
+            self.controller.feeds.forget()
 
     def announce(self) -> None:
         """Record that another thread is about to deliver."""
-        with self.desk.changed:
+        with self.controller.changed:
             self.announced = True
 
     def begin(self) -> None:
         """Record that the announced delivery has begun. The lock is held, so other callers wait for it."""
-        with self.desk.changed:
+        with self.controller.changed:
             self.announced = False
-            self.desk.changed.notify_all()
+            self.controller.changed.notify_all()
 
     def await_announced(self, timeout: float | None) -> bool:
         """Wait until the announced delivery has begun, or cannot begin; return False after the timeout."""
-        with self.desk.changed:
-            return self.desk.changed.wait_for(lambda: not self.announced or self.outcome.over.is_set(), timeout)
+        with self.controller.changed:
+            return self.controller.changed.wait_for(lambda: not self.announced or self.outcome.over.is_set(), timeout)
 
     def close(self, reason: str) -> None:
         """Tell the nodes that no more rows come, after all have been delivered. The lock is held."""
@@ -89,10 +89,10 @@ class TrainingCalls:
             self._catch_up()
 
     def _closed_now(self, reason: str) -> bool:
-        with self.desk.changed:
-            if self._rendezvous != self.desk.rendezvous and not self.outcome.over.is_set():
+        with self.controller.changed:
+            if self._rendezvous != self.controller.rendezvous and not self.outcome.over.is_set():
                 return False
-            self.desk.feeds.close(reason)
+            self.controller.feeds.close(reason)
             return True
 
     def rewind(self) -> None:
@@ -103,14 +103,14 @@ class TrainingCalls:
         try:
             with self.lock:
                 self._catch_up()
-                if self.desk.feeds.closed:
-                    self.desk.feeds.announce_end()
+                if self.controller.feeds.closed:
+                    self.controller.feeds.announce_end()
         except TfosError as error:
             if not self.outcome.failing and not self.outcome.over.is_set():
                 self.outcome.abort(error)
 
     def _catch_up(self) -> None:
-        if self._rendezvous != self.desk.rendezvous:
+        if self._rendezvous != self.controller.rendezvous:
             self._take_up()
             self._deliver()
 
@@ -125,10 +125,10 @@ class TrainingCalls:
 
     def _take_up(self) -> None:
         """Wait for the nodes that start again, and learn from which position they want rows."""
-        while self._rendezvous != self.desk.rendezvous:
-            with self.desk.changed:
-                rendezvous = self._rendezvous = self.desk.rendezvous
-                generation = self.desk.generation
+        while self._rendezvous != self.controller.rendezvous:
+            with self.controller.changed:
+                rendezvous = self._rendezvous = self.controller.rendezvous
+                generation = self.controller.generation
             with contextlib.suppress(NodesComeAgain):
                 if generation == self._generation:
                     self._refill(rendezvous)
@@ -142,27 +142,29 @@ class TrainingCalls:
         The feeds continue only when all nodes take rows. Until then a cancelled task that still runs is told that they
         are over.
         """
-        all_there = self._await(lambda: self.desk.all_reserved and self.desk.all_take_rows, rendezvous)
+        all_there = self._await(lambda: self.controller.all_reserved and self.controller.all_take_rows, rendezvous)
         for call in self._calls:
             call.go_on(rendezvous)
         if not all_there:
             return
-        for node, place in dict(self.desk.replaced).items():
+        for node, place in dict(self.controller.replaced).items():
             for call in self._calls[: self._index + 1]:
                 call.refill(node, self._from + place.through, place.since)
-            self.desk.fed_again(node)
+            self.controller.fed_again(node)
 
     def _meet(self, rendezvous: int) -> None:
         """Learn from which position a new generation wants rows; it has not been fed yet."""
-        self.desk.fed_again()
+        self.controller.fed_again()
         for call in self._calls:
             call.begin_anew()
-        if not self._calls or not self._await(lambda: self.desk.all_reserved and self.desk.all_take_rows, rendezvous):
+        if not self._calls or not self._await(
+            lambda: self.controller.all_reserved and self.controller.all_take_rows, rendezvous
+        ):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
-        wanted = self.desk.feeds.wanted_from
-        if self._await(lambda: bool(wanted) and self.desk.all_take_rows, rendezvous):
-            if error := self.desk.feeds.disagreement:
+        wanted = self.controller.feeds.wanted_from
+        if self._await(lambda: bool(wanted) and self.controller.all_take_rows, rendezvous):
+            if error := self.controller.feeds.disagreement:
                 raise error
             self._go_to(next(iter(wanted.values())))
 
@@ -176,20 +178,22 @@ class TrainingCalls:
         TfosError
             If the cluster fails.
         """
-        changed = self.desk.changed
+        changed = self.controller.changed
         with changed:
             changed.wait_for(
                 lambda: (
                     reached()
                     or self.outcome.failing
                     or self.outcome.over.is_set()
-                    or self.desk.rendezvous != rendezvous
-                    or self.desk.all_returned
+                    or self.controller.rendezvous != rendezvous
+                    or self.controller.all_returned
                 )
             )
-            if self.desk.rendezvous == rendezvous and reached() and not self.outcome.failing:
+            if self.controller.rendezvous == rendezvous and reached() and not self.outcome.failing:
                 return True
-        if self.desk.rendezvous != rendezvous or (self.outcome.failing and self.outcome.await_decision(rendezvous)):
+        if self.controller.rendezvous != rendezvous or (
+            self.outcome.failing and self.outcome.await_decision(rendezvous)
+        ):
             raise NodesComeAgain
         if self.outcome.over.is_set() and self.outcome.error is not None:
             self.outcome.raise_outcome()
@@ -201,7 +205,7 @@ class TrainingCalls:
         for index, call in enumerate(self._calls):
             if left < call.epochs:
                 self._index = index
-                call.continue_from(left, self.desk.feeds.held.rows_of(wanted.state) if wanted.state else None)
+                call.continue_from(left, self.controller.feeds.held.rows_of(wanted.state) if wanted.state else None)
                 for later in self._calls[index + 1 :]:
                     later.continue_from(0)
                 return

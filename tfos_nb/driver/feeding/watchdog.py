@@ -7,8 +7,8 @@ import math
 import time
 from typing import Any
 
-from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.feed_desk import Feed
+from tfos_nb.driver.cluster_controller import ClusterController
+from tfos_nb.driver.feed_controller import Feed
 from tfos_nb.spark.session import Job, Room, SparkJobs
 
 __all__ = ["FeedWatchdog", "WithoutSlot"]
@@ -25,8 +25,8 @@ _TELL = 10.0  # seconds without a slot after which a warning is logged
 class FeedWatchdog:
     """Measure how long no row has been taken; nodes that compute, report or save are not counted as stuck."""
 
-    def __init__(self, desk: ClusterDesk, feed: Feed, timeout: float) -> None:
-        self._desk, self._feed, self._timeout = desk, feed, timeout
+    def __init__(self, controller: ClusterController, feed: Feed, timeout: float) -> None:
+        self._controller, self._feed, self._timeout = controller, feed, timeout
         self._moved = self._since = time.monotonic()
         self._mark = self._progress()
         self._worked: dict[str, float] | None = None  # computed only when nothing moved: there may be a thousand nodes
@@ -35,13 +35,13 @@ class FeedWatchdog:
     def look(self) -> float:
         """Check; return the seconds for which no row was taken or sent while some were waiting."""
         now, mark = time.monotonic(), self._progress()
-        moved = mark[:2] != self._mark[:2] or not self._desk.sated()
+        moved = mark[:2] != self._mark[:2] or not self._controller.sated()
         if moved:
             self._moved, self._told = now, False
         if moved or mark != self._mark:
             self._since, self._mark, self._worked = now, mark, None
         elif self._worked is None:
-            self._worked = self._desk.worked()
+            self._worked = self._controller.worked()
         elif now - self._since > self._timeout:
             self.for_good = not self._has_worked(now - self._since)
             self._since, self._worked = now, None
@@ -53,7 +53,7 @@ class FeedWatchdog:
             self._told = True
             logger.warning(
                 "%s took no row for %g s, in epoch %d; the feed keeps waiting, because the nodes compute",
-                ", ".join(self._desk.sated()),
+                ", ".join(self._controller.sated()),
                 self._timeout,
                 self._feed.epoch,
             )
@@ -61,12 +61,12 @@ class FeedWatchdog:
     def _has_worked(self, seconds: float) -> bool:
         """Whether a node has computed for a part of this time, or is writing a model."""
         least, before = _WORKS * seconds, self._worked or {}
-        return self._desk.saving or any(
-            worked - before.get(node, worked) >= least for node, worked in self._desk.worked().items()
+        return self._controller.saving or any(
+            worked - before.get(node, worked) >= least for node, worked in self._controller.worked().items()
         )
 
     def _progress(self) -> tuple[int, ...]:
-        return self._feed.moved, *self._desk.progress
+        return self._feed.moved, *self._controller.progress
 
 
 class WithoutSlot:
@@ -77,14 +77,16 @@ class WithoutSlot:
 
     Parameters
     ----------
-    desk, jobs, job, feed
+    controller, jobs, job, feed
         The nodes that may leave a slot, the cluster's Spark jobs, and the job and the feed that need one.
     timeout : float
         Seconds for which the rows wait for Spark to get an executor, if it has none.
     """
 
-    def __init__(self, desk: ClusterDesk, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
-        self._desk, self._jobs, self._job, self._feed, self._timeout = desk, jobs, job, feed, timeout
+    def __init__(
+        self, controller: ClusterController, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float
+    ) -> None:
+        self._controller, self._jobs, self._job, self._feed, self._timeout = controller, jobs, job, feed, timeout
         self._begun = self._since = time.monotonic()
         self._asked_at = -math.inf
         self._moved = feed.moved
@@ -110,7 +112,7 @@ class WithoutSlot:
             self._since = now
             return ""
         if room.is_for_nodes:
-            self._desk.want_slot()
+            self._controller.want_slot()
         seconds = now - self._since
         if seconds > _TELL and not self._told:
             self._told = True

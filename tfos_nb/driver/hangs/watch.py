@@ -35,7 +35,7 @@ _WITHIN = 3.0  # seconds for the supervisors' answers
 
 
 class Watched(Protocol):
-    """Watched nodes; :class:`tfos_nb.driver.cluster_desk.ClusterDesk` implements it."""
+    """Watched nodes; :class:`tfos_nb.driver.cluster_controller.ClusterController` implements it."""
 
     def marks(self) -> Mapping[str, Any] | None:
         """Return by node what changes when it moves; None while nothing can be expected of the nodes."""

@@ -4,8 +4,8 @@
 
     executor side                                          driver
     ─────────────                                          ──────
-    supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ Desk.arrived / received / left
-    FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ Desk.asked
+    supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ DoorHandler.arrived / received / left
+    FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ DoorHandler.asked
     supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelEntrance (tfos_nb.runtime.control.tunnel)
 
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
@@ -13,7 +13,7 @@ gRPC over TLS. The key is made for this cluster and pinned by the executors, so 
 :mod:`tfos_nb.runtime.control.wire` messages.
 
 The server runs in one thread with an asyncio loop, so that thousands of nodes cost no thread each. The
-:class:`Desk`'s methods are called in that thread and must not block.
+:class:`DoorHandler`'s methods are called in that thread and must not block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,18 @@ from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.processes import host_and_port
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEntrance
 
-__all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
+__all__ = [
+    "ASK",
+    "ATTEND",
+    "Door",
+    "DoorAddress",
+    "DoorClient",
+    "DoorHandler",
+    "Link",
+    "broadcast",
+    "dial",
+    "metadata_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +128,7 @@ def broadcast(links: Sequence[Link], message: Any) -> None:
         links[0]._loop.call_soon_threadsafe(put)
 
 
-class Desk(Protocol):
+class DoorHandler(Protocol):
     """Handler of the door's messages. Called in the door's thread, one call at a time; must not block."""
 
     def arrived(self, link: Link, message: Any) -> None:
@@ -141,7 +152,7 @@ class Door:
 
     Parameters
     ----------
-    desk : Desk
+    handler : DoorHandler
         Handles the messages.
     host : str
         The name or address by which executors reach the driver.
@@ -151,8 +162,8 @@ class Door:
         Ports to try in turn; None takes any free one.
     """
 
-    def __init__(self, desk: Desk, *, host: str, bind: str, ports: range | None = None) -> None:
-        self._desk = desk
+    def __init__(self, handler: DoorHandler, *, host: str, bind: str, ports: range | None = None) -> None:
+        self._handler = handler
         self._host = host
         self._bind = bind
         self._ports = ports or range(0, 1)
@@ -231,9 +242,9 @@ class Door:
             before = time.monotonic()
             await asyncio.sleep(_TICK)  # this is the clock itself
             try:
-                self._desk.ticked(time.monotonic() - before - _TICK)
+                self._handler.ticked(time.monotonic() - before - _TICK)
             except Exception:
-                logger.exception("the desk's check of time limits failed")
+                logger.exception("the handler's check of time limits failed")
 
     async def _attend(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         link = Link(asyncio.get_running_loop())
@@ -247,21 +258,21 @@ class Door:
             reader.cancel()
 
     async def _read(self, link: Link, requests: AsyncIterator[bytes]) -> None:
-        take = self._desk.arrived
+        take = self._handler.arrived
         try:
             async for request in requests:
                 take(link, wire.decode(request))
-                take = self._desk.received
+                take = self._handler.received
         except asyncio.CancelledError:
             raise
         except Exception:
             logger.exception("a node's message could not be processed")
         finally:
-            self._desk.left(link)
+            self._handler.left(link)
             link.end()
 
     async def _ask(self, request: bytes, context: Any) -> bytes:
-        return wire.encode(self._desk.asked(wire.decode(request)))
+        return wire.encode(self._handler.asked(wire.decode(request)))
 
     async def _carry(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         number = _said(context.invocation_metadata(), _NUMBER)

@@ -16,7 +16,7 @@ from typing import Any
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.wire import message
 
-__all__ = ["AskPlaces", "ClaimNode", "InferencePlaces", "PlacementDesk", "ReleaseNode"]
+__all__ = ["AskPlaces", "ClaimNode", "InferencePlacement", "InferencePlaces", "ReleaseNode"]
 
 
 @message
@@ -62,7 +62,7 @@ class ReleaseNode:
 QUESTIONS = (AskPlaces, ClaimNode, ReleaseNode)
 
 
-class PlacementDesk:
+class InferencePlacement:
     """The driver's assignment of partitions to nodes. Called with the lock of its owner held.
 
     Parameters

@@ -157,7 +157,7 @@ class Taken:
 class Relay:
     """Take connections of nodes, and the driver's exchanges, all in the thread of one asyncio loop.
 
-    It is also the desk of its own door, whose thread only passes the questions on.
+    It is also the handler of its own door, whose thread only passes the questions on.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class Relay:
         if question.over:
             self._loop.call_later(_LEAVES_AFTER, self._over.set)
 
-    # --- the desk, in its door's thread ---
+    # --- the handler, in its door's thread ---
 
     def asked(self, question: Any) -> Exchanged:
         """Take a driver's frames, and return those of the nodes."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.row_queues import RowQueues, check_queue
 from tfos_nb.runtime.inference.requests import Piece, RequestQueue
-from tfos_nb.runtime.inference.serving import RequestDesk
+from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.rows.batches import joined
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of
 from tfos_nb.runtime.rows.row_lists import RowMaker, columns_by_mapping
@@ -275,14 +275,14 @@ class RowLists:
         Whether the node gets rows from Spark.
     queues : RowQueues
         Queues of the rows that ``train`` feeds.
-    desk : RequestDesk
+    exchange : RequestExchange
         Queues of the rows that ``inference`` sends.
     """
 
     node: str
     fed: bool
     queues: RowQueues
-    desk: RequestDesk
+    exchange: RequestExchange
     _sources: dict[tuple[str, bool, bool], _Source] = field(default_factory=dict)
 
     def data_feed(
@@ -304,7 +304,7 @@ class RowLists:
         self._check(name)
         key = (name, train, across)
         if key not in self._sources:
-            self._sources[key] = _Passes(self.queues, name) if train else _Requests(self.desk.of(name), across)
+            self._sources[key] = _Passes(self.queues, name) if train else _Requests(self.exchange.of(name), across)
         return self._sources[key]
 
     def requests(
@@ -313,7 +313,7 @@ class RowLists:
         """Return an iterator over the rows of ``cluster.inference`` in batches. Each batch needs a reply."""
         size = _checked_size("requests", size)
         self._check(qname)
-        return _requests(self.desk.of(qname), size, across, names, dict(fill or {}))
+        return _requests(self.exchange.of(qname), size, across, names, dict(fill or {}))
 
     def _check(self, name: str) -> None:
         """Raise FeedFailed if the node gets no rows from Spark, or has no such queue."""

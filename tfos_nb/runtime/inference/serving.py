@@ -46,7 +46,7 @@ from tfos_nb.runtime.rows.batch_validation import valid_batch
 from tfos_nb.runtime.rows.batches import take_rows
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 
-__all__ = ["InferTask", "RequestDesk"]
+__all__ = ["InferTask", "RequestExchange"]
 
 _STREAM_BYTES = 32 << 20
 _PIECE_BYTES = 4 << 20
@@ -102,7 +102,7 @@ class Failure:
 # --- the node's end ---------------------------------------------------------------------------------------------
 
 
-class RequestDesk:
+class RequestExchange:
     """Request queues of a node, and the node's end of all streams.
 
     Parameters

@@ -54,7 +54,7 @@ from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inference.serving import RequestDesk
+from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
 from tfos_nb.runtime.node.stacks import write_stacks_when_asked
 from tfos_nb.runtime.node.tensorboard import make_log_dir
@@ -125,7 +125,7 @@ class TensorFlowProcess:
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
         self._queues = RowQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
-        self._requests = RequestDesk(job.node, queues, settings["buffer_bytes"])
+        self._requests = RequestExchange(job.node, queues, settings["buffer_bytes"])
         self._peers = Peers()
         self._directory = directory
         self._log_dir = str(settings.get("log_dir", ""))

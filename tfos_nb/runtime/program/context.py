@@ -21,7 +21,7 @@ from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.formats import reading
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.inference.data_feed import DataFeed, Request, RowLists
-from tfos_nb.runtime.inference.serving import RequestDesk
+from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.keras.early_stop import watch_fit
 from tfos_nb.runtime.program.checkpoint_watch import CheckpointWatch
 from tfos_nb.runtime.program.row_sources import RowSources
@@ -134,7 +134,7 @@ class NodeContext:
         settings: ContextSettings,
         *,
         queues: RowQueues,
-        requests: RequestDesk,
+        requests: RequestExchange,
         reporter: Reporter,
         stopping: threading.Event,
         calls: ContextCalls,

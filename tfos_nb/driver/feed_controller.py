@@ -21,7 +21,7 @@ from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_s
 from tfos_nb.spark.session import places_beside_exchanges
 from tfos_nb.state.cluster_state import FeedProgress
 
-__all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]
+__all__ = ["Feed", "FeedController", "FeedOf", "check_feedable", "feed_job"]
 
 Send = Callable[..., None]
 
@@ -79,7 +79,7 @@ class Feed:
         return FeedProgress(self.ledger.partitions_done, self.partitions, self.ledger.rows, self.epochs)
 
 
-class FeedDesk:
+class FeedController:
     """Answer all questions about feeds that come to the door.
 
     Parameters

@@ -1,8 +1,8 @@
 """Receive the nodes' messages, and own all state that the driver has of them.
 
-:class:`ClusterDesk` applies each message to the :class:`~tfos_nb.driver.membership.Membership`, and executes the
-commands that this returns. Its Desk methods are called in the door's thread; everything else may be called from any
-thread. There is one lock, and one condition. The condition is notified of each change that a thread may wait for.
+:class:`ClusterController` applies each message to the :class:`~tfos_nb.driver.membership.Membership`, and executes the
+commands that this returns. Its DoorHandler methods are called in the door's thread; everything else may be called from
+any thread. There is one lock, and one condition. The condition is notified of each change that a thread may wait for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfos_nb.driver.feed_desk import FeedDesk
+from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.hangs.explanation import Finding, Situation
 from tfos_nb.driver.membership import (
     Aborted,
@@ -74,7 +74,7 @@ from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus
 from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
 
-__all__ = ["ClusterDesk"]
+__all__ = ["ClusterController"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ _ASKED_WITHIN = 6.0  # seconds within which at least one task asks what its slot
 _EVENTS_KEPT, _EVENTS_OF_A_NODE = 2_000, 20
 
 
-class ClusterDesk:
+class ClusterController:
     """State of one cluster's nodes in the driver.
 
     Parameters
@@ -104,7 +104,7 @@ class ClusterDesk:
         Its lock guards all state here. It is notified of every change that a thread may wait for.
     members : Membership
         The membership. Read it only while the lock is held.
-    feeds : FeedDesk
+    feeds : FeedController
         Answers questions about rows.
     history : History
         The metrics of each epoch.
@@ -121,7 +121,7 @@ class ClusterDesk:
         self.members = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         fed = [str(node) for node in plan.fed_nodes]
-        self.feeds = FeedDesk(self.changed, fed, self.send, self._places, lambda: self.members.rendezvous)
+        self.feeds = FeedController(self.changed, fed, self.send, self._places, lambda: self.members.rendezvous)
         self.answering = Answering(self.members, self.feeds)
         self._figures = {name: NodeFigures() for name in self.members.members}
         self._log = LogBook(self._figures)
@@ -160,7 +160,7 @@ class ClusterDesk:
             StacksTaken: self._stacks_taken,
         }
 
-    # --- the Desk: called in the door's thread ---
+    # --- the DoorHandler: called in the door's thread ---
 
     def arrived(self, link: Link, message: Reservation | Refused) -> None:
         """Take a supervisor's reservation, or its message that its executor cannot run a node."""
