@@ -2,8 +2,8 @@
 
 Door, controller, ledger, life and panel are the real ones, in a process of their own; the nodes are simulated, each
 with its own TLS connection and stream (:mod:`benchmarks.fleet_nodes`), and beat once a second, or as often as so many
-real ones do. The predecessor's reservation server has the same numbers of its own clients, which ask once a second whether
-all have come.
+real ones do. The predecessor's reservation server has the same numbers of its own clients, which ask once a second
+whether all have come.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import threading
 import time
@@ -16,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from tests import waiting
 from tfos_nb import Cluster, launch, parallel
-from tfos_nb.driver.cluster_lifecycle import close_when_quiet
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.spark.session import slots_busy
 from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
@@ -225,14 +223,3 @@ def test_an_interrupt_of_one_thing_leaves_another_cluster_alone(spark: SparkSess
         assert bystander.state is ClusterStatus.RUNNING
         bystander.request_stop()
     assert bystander.state is ClusterStatus.STOPPED
-
-
-def test_a_door_stays_open_for_as_long_as_tasks_that_run_again_ask_what_went_wrong() -> None:
-    closed, quiet = threading.Event(), iter([0.0, 0.01, 0.0, 0.05])  # it is asked again and again, and then no more
-    close_when_quiet(closed.set, lambda: next(quiet), 0.05)
-    assert not closed.is_set()
-    assert closed.wait(60)
-    assert list(quiet) == [], "the last question was waited for"
-    nobody = threading.Event()
-    close_when_quiet(nobody.set, lambda: math.inf, 0.05)
-    assert nobody.is_set()

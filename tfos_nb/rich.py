@@ -33,6 +33,11 @@ class Rich:
         html: str | None = self._renderings().rendered_html(self._rich, self)
         return html
 
+    def _html(self) -> str:
+        """Return HTML for a file, whatever the user wants to see in the notebook."""
+        html: str = self._renderings().RENDERINGS[self._rich](self)["text/html"]
+        return html
+
     @staticmethod
     def _renderings() -> Any:
         return importlib.import_module(_RENDERINGS)

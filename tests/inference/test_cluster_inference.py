@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -232,6 +233,33 @@ def test_a_main_that_raises_ends_the_users_job_and_its_slots_are_free(spark: Spa
     with pytest.raises(Exception, match="this row is bad"):
         answers.collect()  # asked for again, when the cluster has failed
     launch(returning_at_once, workers=2, spark=spark, name="next").wait()
+
+
+def answering_until_the_feed_ends(args: Any, ctx: Any) -> str:
+    for batch in ctx.requests(64):
+        batch.reply(batch["id"] * 2)
+    return "done"
+
+
+def test_a_result_that_is_used_after_the_cluster_has_ended_fails_at_once_with_the_reason(spark: SparkSession) -> None:
+    """By one attempt, not by the four that Spark gives a task that fails."""
+    with launch(answering_until_the_feed_ends, workers=1, spark=spark, name="over") as cluster:
+        late = cluster.inference(spark.range(0, 100, 1, 2), "twice long", keep=False)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"(?s)SPARK_JOB_CANCELLED.*cluster over has ended: .*use them") as told:
+            late.collect()
+        assert "failed 4 times" not in str(told.value)
+    launch(returning_at_once, workers=2, spark=spark, name="next").wait()
+
+
+def test_the_doors_of_ended_clusters_give_up_their_ports(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
+    for name in ("first", "second"):
+        with launch(answering_until_the_feed_ends, workers=1, spark=spark, name=name) as cluster:
+            cluster.inference(spark.range(3), "twice long", keep=False)
 
 
 def test_the_cell_shows_the_nodes_error_not_that_of_the_cancelled_job(spark: SparkSession) -> None:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tfos_nb.records.recorder import write_file
 from tfos_nb.records.run import BadRun, Process, Run, from_json, plain_arguments, plan_arguments, this_process, to_json
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.state.course import Point
@@ -148,6 +149,38 @@ def test_what_may_be_a_secret_is_hidden_by_its_name(name: str, value: Any) -> No
 )
 def test_secrets_in_urls_are_hidden(text: str) -> None:
     assert "d34" not in json.dumps(plain_arguments({"place": text}))
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *(["--password", "d34d"], ["--token=d34d"], ("password", "d34d"), [("password", "d34d")], "--token d34d -v"),
+        *("curl -H 'Authorization: Bearer d34d'", "Authorization: d34d", "Bearer d34d.d34d.d34d"),
+    ],
+)
+def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:
+    for arguments in (argument, {"argv": argument}):
+        found = plain_arguments(arguments)
+        assert found
+        assert "d34d" not in json.dumps(found)
+
+
+def test_options_that_are_no_secrets_stay() -> None:
+    argv = ["--epochs", "3", "--max-tokens", "100", "--optimizer=adam", "-v", "--tokenizer", "bpe"]
+    assert plain_arguments({"argv": argv, "line": " ".join(argv)}) == {"argv": argv, "line": " ".join(argv)}
+
+
+def test_a_huge_integer_has_a_text(tmp_path: Path) -> None:
+    found = plain_arguments({"n": 10**5000, "m": 10**400, "seed": 2**64})
+    assert found == {"n": "an integer of 16610 bits", "m": "an integer of 1329 bits", "seed": 2**64}
+
+
+def test_half_a_character_as_a_files_name_may_have_is_written(tmp_path: Path) -> None:
+    run = replace(a_run(), error="no file '\udcff.png' in Zürich")
+    write_file(str(tmp_path / "run.json"), run)
+    written = (tmp_path / "run.json").read_text(encoding="utf-8")
+    assert "Zürich" in written
+    assert from_json(written).error == run.error
 
 
 def test_other_texts_stay_whole() -> None:

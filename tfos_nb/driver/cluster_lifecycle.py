@@ -10,19 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from tfos_nb.driver.cluster_controller import ClusterController
+from tfos_nb.driver.ended_doors import ended_doors
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import Farewell, Stop
+from tfos_nb.runtime.inference.serving import COMPUTED_LATE
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
-__all__ = ["CLUSTER_TRANSITIONS", "ClusterLifecycle", "close_when_quiet", "shown_status"]
+__all__ = ["CLUSTER_TRANSITIONS", "ClusterLifecycle", "shown_status"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,6 @@ CLUSTER_TRANSITIONS: Mapping[ClusterStatus, Mapping[ClusterStatus, str]] = Mappi
 )
 """The allowed changes of a cluster's status, with the cause of each."""
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
-_TELLING_WHY = 30.0  # seconds in which Spark retries a failed inference task: the retry receives the reason
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
@@ -263,7 +263,7 @@ class ClusterLifecycle:
             self._jobs.cancel_all()  # tasks that wait for a slot would start nodes without a cluster
         if error is not None:
             with self._changed:
-                self._controller.answering.end(partial(self._jobs.cancel_stage, reason=str(error)))
+                self._controller.answering.end(str(error), self._jobs.cancel_stage, at_once=True)
             self._controller.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
             self._stopped = True  # when a stop is requested later, every main has returned: nothing is left to stop
@@ -284,11 +284,17 @@ class ClusterLifecycle:
             action()
 
     def _close_door(self, error: TfosError | None) -> None:
-        """Close the door; after a failure only when no inference task asks any more, so that each gets the reason."""
-        if error is None:
+        """Close the door, or leave it open where tasks of a lazy result may still ask for the reason."""
+        answering = self._controller.answering
+        if not answering.may_be_asked or self._address.relayed:  # a relay would hold a slot
             self._door.close()
-        else:
-            close_when_quiet(self._door.close, lambda: self._controller.answering.quiet_for, _TELLING_WHY)
+            return
+        if error is None:
+            reason = f"cluster {self._name} has ended: {COMPUTED_LATE}"
+            with self._changed:
+                answering.end(reason, self._jobs.cancel_stage, at_once=False)
+        self._door.close_tunnel()
+        ended_doors.keep(self._door.close)
 
     def _stop_politely(self, stop: Stop) -> float:
         """Wait for every main to return. No node is dismissed earlier: a peer that saves may still need the others.
@@ -324,14 +330,3 @@ class ClusterLifecycle:
             with self._changed:
                 self._outcome.over.set()
                 self._changed.notify_all()
-
-
-def close_when_quiet(close: Callable[[], None], quiet_for: Callable[[], float], seconds: float) -> None:
-    """Call ``close`` when no question came for ``seconds`` seconds: now, or later in a timer's thread."""
-    left = seconds - quiet_for()
-    if left <= 0:
-        close()
-        return
-    later = threading.Timer(left, close_when_quiet, (close, quiet_for, seconds))
-    later.daemon = True
-    later.start()

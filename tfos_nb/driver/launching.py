@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tfos_nb.driver.ended_doors import ended_doors
 from tfos_nb.driver.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
@@ -212,7 +213,14 @@ def open_door(spark: SparkSession, handler: DoorHandler) -> tuple[Door, DoorAddr
         relayed = RelayedDoor(handler, spark)
         return relayed, relayed.open()
     host, bind = context_of(spark).address()
-    door = Door(handler, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
+    ports = allowed_ports("TFOS_SERVER_PORT")
+    door = Door(handler, host=host, bind=bind, ports=ports)
+    try:
+        return door, door.open()
+    except TfosError:  # the doors of ended clusters may have the ports
+        if not ended_doors.close_all():
+            raise
+    door = Door(handler, host=host, bind=bind, ports=ports)
     return door, door.open()
 
 

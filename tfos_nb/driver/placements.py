@@ -5,7 +5,6 @@ The driver carries no row and no result.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,30 +31,33 @@ class Answering:
         self._members = members
         self._feeds = feeds
         self._placement = InferencePlacement(self._able, self._why_nobody)
-        self._cancel: Callable[[int], object] | None = None
+        self._cancel: Callable[[int, str], object] | None = None
+        self._ended = ""  # why no rows are answered, once the cluster has ended
+        self.may_be_asked = False
+        """Whether a result exists whose tasks may ask, also when the cluster has ended: it is computed when used."""
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
+        answer = self._placement.asked(message)
         if self._cancel is not None and isinstance(message, AskPlaces) and message.stage >= 0:
-            self._cancel(message.stage)
-        return self._placement.asked(message)
+            self._cancel(message.stage, self._ended)
+        return answer
 
-    def end(self, cancel: Callable[[int], object]) -> None:
+    def end(self, reason: str, cancel: Callable[[int, str], object], *, at_once: bool) -> None:
         """Give up all answers: Spark would run each task three times more, and wait for a Python worker each time.
 
         Parameters
         ----------
+        reason : str
+            Why no rows are answered any more.
         cancel : callable
-            Called with each stage whose tasks wait for results, or ask from now on. It does not wait.
+            Called with each stage whose tasks ask from now on, and with the reason. It does not wait.
+        at_once : bool
+            Cancel the stages whose tasks wait for results, too. Otherwise these may read the last results.
         """
-        self._cancel = cancel
-        for stage in self._placement.stages:
-            cancel(stage)
-
-    @property
-    def quiet_for(self) -> float:
-        """Seconds since a task asked last; Spark retries a failed task, which asks again."""
-        return time.monotonic() - self._placement.asked_at
+        self._ended, self._cancel = reason, cancel
+        for stage in self._placement.stages if at_once else ():
+            cancel(stage, reason)
 
     def _able(self) -> dict[str, FeedPlace]:
         """Return the places of the nodes whose main may still answer rows."""
@@ -68,6 +70,8 @@ class Answering:
 
     def _why_nobody(self) -> str:
         """Return why no rows are answered any more, for a task that Spark retries."""
+        if self._ended:
+            return self._ended
         first = next((failure for failure in self._members.failures if not failure.collateral), None)
         if first is None:
             return self._feeds.closed

@@ -41,7 +41,7 @@ class Followed(Protocol):
     def model_dir(self) -> str:
         """Directory in which ``ctx.save`` writes."""
 
-    def _repr_html_(self) -> str | None:
+    def _html(self) -> str:
         """Return its panel."""
 
 
@@ -65,7 +65,7 @@ class Follower:
     def begin(self, cluster: Followed, result: Callable[[], Any], environment: Mapping[str, str]) -> None:
         """Log from now on, in a thread. ``result`` returns what the chief's main returned."""
         self._cluster, self._result, self._environment = cluster, result, dict(environment)
-        self._writer = RunWriter(self._to, cluster._repr_html_)
+        self._writer = RunWriter(self._to, cluster._html)
         self._recorder = RunRecorder(
             lambda: cluster.run, self._writer.write, partial(logger.warning, _DOWN), again=False
         )
@@ -164,7 +164,7 @@ def log(
         raise PlanError(f"run must be a Run, such as tfos_nb.runs()[0], or a cluster, got {run!r:.80}")
     destination = find_destination(check_option(True if experiment is None else experiment))
     assert destination is not None
-    writer = RunWriter(destination, run._repr_html_)
+    writer = RunWriter(destination, run._html)
     writer.write(record)
     if model is not None:
         log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})

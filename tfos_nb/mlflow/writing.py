@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,21 @@ _LONGEST_VALUE, _LONGEST_NAME = 500, 240
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")
 _OUTCOMES = {"DONE": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
 _KILLED = "killed"
+
+
+@contextlib.contextmanager
+def _without_retries_told() -> Iterator[None]:
+    """Drop urllib3's warning of each try within the block, in this thread: the error after the last one is told of."""
+    own, tries = threading.get_ident(), logging.getLogger("urllib3.connectionpool")
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    tries.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        tries.removeFilter(is_of_others)
 
 
 class RunWriter:
@@ -51,12 +68,13 @@ class RunWriter:
 
     def write(self, run: Run) -> None:
         """Write what is new: the parameters at first, then the metrics of each epoch, at last the outcome."""
-        check_server(self._to.tracking_uri)
-        if not self.run_id:
-            self._begin(run)
-        self._log_epochs(run)
-        if ClusterStatus(run.status).ended or run.outcome == _KILLED:
-            self._end(run)
+        with _without_retries_told():
+            check_server(self._to.tracking_uri)
+            if not self.run_id:
+                self._begin(run)
+            self._log_epochs(run)
+            if ClusterStatus(run.status).ended or run.outcome == _KILLED:
+                self._end(run)
 
     def _begin(self, run: Run) -> None:
         self._client = client = load_mlflow().MlflowClient(tracking_uri=self._to.tracking_uri)

@@ -20,7 +20,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -51,16 +51,20 @@ FORMAT = 1
 
 _SILENT = 180.0  # seconds after the last write, on another host, at which the writing process counts as ended
 _LONGEST_TEXT = 500  # characters of an argument
+_LARGEST_BITS = 1000  # of an integer: a larger one has no float, and with 4300 digits no text
 _MOST, _DEEPEST = 64, 3  # elements of an argument that is a collection, and collections within collections
 _SECRET = re.compile(
     r"(?:^|_)(?:[a-z]*tokens?\d*|[a-z]*secrets?|pass|pw|pwd|credentials?|auth|authorization|bearer|cookies?)(?:_|$)"
     r"|pass(?:word|wd|phrase)|dbpass|connection_?string"
-    r"|(?:^|_|[a-z])(?:api|access|account|private|secret|signing|encryption|storage|hf|ssh)_?keys?(?:_|$)"
+    r"|(?:^|_|[a-z])(?:api|access|account|private|secret|signing|encryption|storage|hf|ssh|openai|anthropic)_?keys?(?:_|$)"
+    r"|(?:^|_)jwt(?:_|$)"
 )
 _SECRET_NUMBER = re.compile(r"pass(?:word|wd|phrase)|(?:^|_)(?:pass|pw|pwd|pin)(?:_|$)")
 _IN_A_URL = re.compile(
     r"(?i)([?&;](?:[\w-]*(?:password|passwd|pwd|token|secret|signature|credential|key)|sig)=)[^&;\s'\"]*"
 )
+_OPTION = re.compile(r"(?P<option>(?:^|(?<=\s))--?[\w-]+(?:=|\s+))(?P<value>[^\s'\"-][^\s'\"]*)")
+_IN_A_HEADER = re.compile(r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8}))[^\s'\"]+")
 _PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
 _HIDDEN = "…"
 _LAST_TIME = 2**36  # seconds since 1970: the year 4147
@@ -258,17 +262,35 @@ def _plain(value: Any, name: str, depth: int) -> Any:
         return value.name
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float)):
         hides = value is not None and not isinstance(value, bool) and _SECRET_NUMBER.search(_words(name))
         return _HIDDEN if hides else value
     if isinstance(value, (str, os.PathLike)):
         text = str(value)
-        return _HIDDEN if _is_secret(name) and text else clip(_without_secrets(text), _LONGEST_TEXT)
+        return _HIDDEN if _hides(name, text) else clip(_without_secrets(text), _LONGEST_TEXT)
     if isinstance(value, (list, tuple)) and depth < _DEEPEST and len(value) <= _MOST:
-        return [_plain(one, name, depth + 1) for one in value]
+        named = _names_in_list(value, name)
+        return [_plain(one, called, depth + 1) for one, called in zip(value, named, strict=True)]
     if isinstance(value, Mapping) and depth < _DEEPEST and len(value) <= _MOST:
         return _HIDDEN if _is_secret(name) else _plain_mapping(value, depth)
     raise _NotData
+
+
+def _names_in_list(values: Sequence[Any], name: str) -> list[str]:
+    """Return a name for each element of a list: that of an option before it, as in ``["--password", "d34d"]``.
+
+    The second element of a pair of texts has the first one as its name.
+
+    Examples
+    --------
+    >>> _names_in_list(["--epochs", "3", "--token", "d34d"], "argv"), _names_in_list(("password", "d34d"), "login")
+    (['argv', '--epochs', 'argv', '--token'], ['login', 'password'])
+    """
+    pair = len(values) == 2 and all(isinstance(one, str) for one in values)
+    before = [name, *(one if isinstance(one, str) and (pair or one.startswith("-")) else name for one in values)]
+    return before[: len(values)]
 
 
 def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
@@ -304,14 +326,37 @@ def _words(name: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without the passwords, signatures and tokens of its URLs.
+    """Return a text without the passwords, signatures and tokens of its URLs, options and headers.
 
     Examples
     --------
     >>> _without_secrets("jdbc:postgresql://h/db?user=me&password=d34d"), _without_secrets("s3://me:d3/4d@bucket/x")
     ('jdbc:postgresql://h/db?user=me&password=…', 's3://…@bucket/x')
+    >>> _without_secrets("--token=d34d --epochs 3"), _without_secrets("Authorization: Bearer d34d")
+    ('--token=… --epochs 3', 'Authorization: Bearer …')
     """
-    return _IN_A_URL.sub(rf"\1{_HIDDEN}", without_password(_PASSWORD_WITH_SLASH.sub(f"//{_HIDDEN}@", text)))
+    text = without_password(_PASSWORD_WITH_SLASH.sub(f"//{_HIDDEN}@", text))
+    for one in (_IN_A_URL, _IN_A_HEADER):
+        text = one.sub(rf"\1{_HIDDEN}", text)
+    return _OPTION.sub(_without_secret, text)
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    option, value = found["option"], found["value"]
+    return option + (_HIDDEN if _hides(option, value) else value)
+
+
+def _hides(name: str, text: str) -> bool:
+    """Return whether a text of this name is a secret; a number, as in ``--max-tokens 100``, rarely is.
+
+    Examples
+    --------
+    >>> _hides("--token", "d34d"), _hides("--max-tokens", "100"), _hides("pin", "1234")
+    (True, False, True)
+    """
+    if re.fullmatch(r"[\d.]+", text):
+        return bool(_SECRET_NUMBER.search(_words(name)))
+    return bool(text) and _is_secret(name)
 
 
 @functools.cache
@@ -402,7 +447,10 @@ def _run_of(found: dict[str, Any]) -> Run:
         plan=dict(found["plan"]),
         arguments=dict(found["arguments"]),
         epochs=tuple(
-            {name: int(value) if name == "epoch" else float(value) for name, value in epoch.items()}
+            {
+                name: int(_within(int(value), 2**62)) if name == "epoch" else float(value)
+                for name, value in epoch.items()
+            }
             for epoch in found["epochs"]
         ),
         points=tuple(

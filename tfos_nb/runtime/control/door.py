@@ -188,6 +188,12 @@ class Door:
         self._mouth = TunnelEntrance(path, ask)
         asyncio.run_coroutine_threadsafe(self._mouth.open(), self._loop).result(timeout)
 
+    def close_tunnel(self, timeout: float = 10.0) -> None:
+        """Stop listening on the unix socket, if it does; the door stays open."""
+        mouth, self._mouth = self._mouth, None
+        if mouth is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(mouth.close(), self._loop).result(timeout)
+
     def close(self, timeout: float = 10.0) -> None:
         """End every stream and stop listening. Idempotent; from any thread but the door's own."""
         loop, closing = self._loop, self._closing

@@ -6,8 +6,6 @@ with the fewest current attempts, then the one with the fewest attempts so far. 
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -71,11 +69,6 @@ class InferencePlacement:
         Returns the places of the nodes that take rows now.
     closed : callable
         Returns why no rows may come any more; empty if they may.
-
-    Attributes
-    ----------
-    asked_at : float
-        When a task asked last, on the monotonic clock.
     """
 
     def __init__(self, places: Callable[[], dict[str, FeedPlace]], closed: Callable[[], str]) -> None:
@@ -84,11 +77,9 @@ class InferencePlacement:
         self._in_hand: dict[tuple[str, int, int], tuple[str, int]] = {}  # the node, and the attempt's stage
         self._tried: Counter[tuple[str, int, str]] = Counter()
         self._had: Counter[str] = Counter()
-        self.asked_at = -math.inf
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
-        self.asked_at = time.monotonic()
         if isinstance(message, AskPlaces):
             return self._answer_places()
         if isinstance(message, ClaimNode):

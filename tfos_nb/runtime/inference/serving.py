@@ -46,7 +46,13 @@ from tfos_nb.runtime.rows.batch_validation import valid_batch
 from tfos_nb.runtime.rows.batches import take_rows
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 
-__all__ = ["InferTask", "RequestExchange"]
+__all__ = ["COMPUTED_LATE", "InferTask", "RequestExchange"]
+
+COMPUTED_LATE = (
+    "its main has returned, or wait() or stop() was called. inference() is computed only when its rows are used: use "
+    "them before wait(), let main answer until its feed ends, and launch the cluster again"
+)
+"""Why the rows of a result are not answered any more, and what to do."""
 
 _STREAM_BYTES = 32 << 20
 _PIECE_BYTES = 4 << 20
@@ -301,9 +307,7 @@ class _Exchange:
             address = self._task.door
             raise FeedFailed(
                 f"cluster {self._task.cluster} cannot be reached at {address.host}:{address.port}, so it has ended: "
-                "its main has returned, or wait() or stop() was called. inference() is computed only when its rows are "
-                "used: use them before wait(), let main answer until its feed ends, and launch the cluster again "
-                f"({error.code()})"
+                f"{COMPUTED_LATE} ({error.code()})"
             ) from None
 
     def results(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:

@@ -35,6 +35,7 @@ FIELDS = (
 )  # fmt: skip
 """Names of the elements of a run's list."""
 
+_WHOLE = 2**53  # up to which the page has each integer
 _ROOMS = (400, 150, 60)  # bytes of a text to search
 
 
@@ -85,8 +86,10 @@ def _row(run: Run, metrics: Sequence[str], arguments: Sequence[str], room: int) 
 
 def _cell(value: Any) -> float | str:
     """Return a number to sort by, or a text."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(f"{value:.7g}") if isinstance(value, float) else value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _WHOLE:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.7g}")
     return words.argument(value)
 
 
