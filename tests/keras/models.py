@@ -1098,6 +1098,57 @@ class TwoOptimizers(OwnStep):
         return {"loss": self.tracker.result(), "size": size}
 
 
+class Adversarial(keras.Model):
+    """No ``call``: a generator and a critic with optimizers of their own, as WGAN-GP of Keras' examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), dense(6, 2, activation="tanh"), dense(4, 3)])
+        self.critic = keras.Sequential([keras.Input((4,)), dense(6, 4, activation="tanh"), dense(1, 5)])
+        self.tracker = M.Mean(name="cost")
+
+    def compile(self, **options: Any) -> None:
+        super().compile(O.SGD(0.0), **options)
+        self.of_generator, self.of_critic = O.Adam(0.01), O.Adam(0.01)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real = data[0]
+        with tf.GradientTape() as tape:
+            made = self.generator(real[:, ::-1], training=True)
+            cost = tf.reduce_mean(self.critic(made)) - tf.reduce_mean(self.critic(real))
+            between = real + 0.3 * (made - real)
+            with tf.GradientTape() as inner:
+                inner.watch(between)
+                judged = self.critic(between, training=True)
+            norm = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(judged, [between])[0]), axis=1) + 1e-8)
+            cost += 10.0 * tf.reduce_mean((norm - 1.0) ** 2)
+        gradients = tape.gradient(cost, self.critic.trainable_variables)
+        self.of_critic.apply_gradients(zip(gradients, self.critic.trainable_variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_mean(self.critic(self.generator(real[:, ::-1], training=True)))
+        gradients = tape.gradient(loss, self.generator.trainable_variables)
+        self.of_generator.apply_gradients(zip(gradients, self.generator.trainable_variables, strict=True))
+        self.tracker.update_state(cost)
+        return {"cost": self.tracker.result(), "loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.tracker.update_state(tf.reduce_mean(self.critic(data[0])))
+        return {"cost": self.tracker.result()}
+
+    def predict_step(self, data: Any) -> Any:
+        return self.generator(data[0] if isinstance(data, tuple) else data)
+
+
+def _adversarial() -> Any:
+    model = Adversarial()
+    model.compile()
+    return model
+
+
 class OwnLoss(keras.Model):
     """``compute_loss`` and ``compute_metrics`` of one's own."""
 
@@ -1181,6 +1232,7 @@ def _ways() -> list[Case]:
         Case("a compute_loss with a masked mean", lambda: _own_loss(SumLoss, _AddsSum())),
         Case("adds a sum", lambda: _headed("x", (4,), lambda: [_AddsSum()])),
         Case("two optimizers", lambda: own(TwoOptimizers)),
+        Case("two optimizers and no call", _adversarial),
         Case("results of the guide's step", lambda: _with_results(GuideStep), y="bins"),
         Case("results of the guide's step, eager", lambda: _with_results(GuideStep, run_eagerly=True), y="bins"),
         Case("results that a step derives", lambda: _with_results(DerivedStep), y="bins"),

@@ -126,6 +126,9 @@ def build(model: Any, data_batch: Any) -> None:
     unbuilt = model.optimizer is not None and not model.optimizer.built
     if unbuilt and is_synchronous(model.distribute_strategy):
         refuse_what_is_outside(model)  # before the build, which fails with an optimizer from outside
+    if type(model).call is keras.Model.call:
+        _build_without_call(model)
+        return
     try:
         model._symbolic_build(data_batch=data_batch)
     except Exception:
@@ -139,6 +142,27 @@ def build(model: Any, data_batch: Any) -> None:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         model._post_build()
+
+
+def _build_without_call(model: Any) -> None:
+    """Build a model that has no ``call``, such as a GAN: its ``train_step`` calls the models that it consists of.
+
+    Raises
+    ------
+    PlanError
+        If one of these has no weights yet.
+    """
+    for part in model._flatten_layers(include_self=False):
+        if not part.built:
+            raise PlanError(
+                f"layer {part.name!r} of {type(model).__name__} has no weights yet, and they cannot be made in "
+                f"train_step, since {type(model).__name__} has no call(). Make them in strategy.scope() before fit(): "
+                "give each inner model its keras.Input, or call it once on a batch"
+            )
+    model.built = True
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
 
 
 def _of_optimizers(model: Any) -> Iterator[Any]:
