@@ -1098,6 +1098,70 @@ class TwoOptimizers(OwnStep):
         return {"loss": self.tracker.result(), "size": size}
 
 
+class OwnArguments(OwnStep):
+    """Its steps make the arguments of ``call`` from the rows."""
+
+    def call(self, parts: Any) -> Any:
+        left, right = parts
+        return self.last(tf.concat([left, right], axis=1))
+
+    def _loss(self, x: Any, y: Any) -> Any:
+        loss = tf.reduce_mean(tf.square(tf.squeeze(self((x[:, :2], x[:, 2:])), -1) - y))
+        self.tracker.update_state(loss)
+        return loss
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self._loss(*data)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self._loss(*data)
+        return {"loss": self.tracker.result()}
+
+    def predict_step(self, data: Any) -> Any:
+        return self((data[0][:, :2], data[0][:, 2:]))
+
+
+class OwnTargets(keras.Model):
+    """Its steps make the targets of compile's loss from the rows, which have no labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = embedding(False), dense(9, 3)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.table(x))
+
+    def _loss(self, data: Any) -> Any:
+        x = data[0] if isinstance(data, tuple) else data
+        targets, weights = tf.one_hot(x[:, 1:], 9), tf.cast(x[:, 1:] != 0, tf.float32)
+        return self.compute_loss(None, targets, self(x[:, :-1], training=True), sample_weight=weights)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self._loss(data)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": self._loss(data)}
+
+
+def _own_targets() -> Any:
+    model = OwnTargets()
+    model.compile(O.Adam(0.02), C.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1))
+    return model
+
+
+def _own_arguments() -> Any:
+    model = OwnArguments()
+    model.compile(O.SGD(0.05))
+    return model
+
+
 class Adversarial(keras.Model):
     """No ``call``: a generator and a critic with optimizers of their own, as WGAN-GP of Keras' examples."""
 
@@ -1233,6 +1297,8 @@ def _ways() -> list[Case]:
         Case("adds a sum", lambda: _headed("x", (4,), lambda: [_AddsSum()])),
         Case("two optimizers", lambda: own(TwoOptimizers)),
         Case("two optimizers and no call", _adversarial),
+        Case("own arguments of call", _own_arguments),
+        Case("own targets, no labels", _own_targets, x="seq", y=None),
         Case("results of the guide's step", lambda: _with_results(GuideStep), y="bins"),
         Case("results of the guide's step, eager", lambda: _with_results(GuideStep, run_eagerly=True), y="bins"),
         Case("results that a step derives", lambda: _with_results(DerivedStep), y="bins"),

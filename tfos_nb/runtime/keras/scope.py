@@ -7,13 +7,15 @@ different tf.distribute.Strategy objects".
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras.replicas.replica import is_synchronous
+from tfos_nb.runtime.keras.replicas.replica import as_one_process, is_synchronous
+from tfos_nb.runtime.keras.replicas.rows_needed import is_of_keras
 
 __all__ = [
     "build",
@@ -118,20 +120,20 @@ def refuse_losses_by_row(model: Any) -> None:
 def build(model: Any, data_batch: Any) -> None:
     """Build a model's layers, metrics, loss and optimizer from the shapes of a batch.
 
-    For this, Keras calls the program's metrics and loss with symbolic tensors. With ``run_eagerly`` they may be
-    functions that read numbers, so they are not called.
+    For this, Keras calls the model, and the program's metrics and loss, with symbolic tensors. Where that fails, a step
+    of the program's own is called so. With ``run_eagerly`` metrics and loss may be functions that read numbers, so they
+    are not called.
     """
     import keras
 
     unbuilt = model.optimizer is not None and not model.optimizer.built
     if unbuilt and is_synchronous(model.distribute_strategy):
         refuse_what_is_outside(model)  # before the build, which fails with an optimizer from outside
-    if type(model).call is keras.Model.call:
-        _build_without_call(model)
-        return
     try:
         model._symbolic_build(data_batch=data_batch)
     except Exception:
+        if _build_by_own_step(model, data_batch):
+            return
         if not model.run_eagerly:
             raise
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data_batch)
@@ -139,27 +141,39 @@ def build(model: Any, data_batch: Any) -> None:
         for part in (model._compile_metrics, model._compile_loss):
             if part is not None and not part.built:
                 part.build(y, y_pred)
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        model._post_build()
+        _finish_build(model)
 
 
-def _build_without_call(model: Any) -> None:
-    """Build a model that has no ``call``, such as a GAN: its ``train_step`` calls the models that it consists of.
+def _build_by_own_step(model: Any, data_batch: Any) -> bool:
+    """Build a model by its own ``train_step`` or ``test_step``; return whether all its layers have weights then.
 
-    Raises
-    ------
-    PlanError
-        If one of these has no weights yet.
+    Keras builds a model by ``call(x)`` and by the loss of ``y``. One process does not: a GAN has no ``call``, and a
+    step may make the arguments of ``call`` and the targets itself.
     """
-    for part in model._flatten_layers(include_self=False):
-        if not part.built:
-            raise PlanError(
-                f"layer {part.name!r} of {type(model).__name__} has no weights yet, and they cannot be made in "
-                f"train_step, since {type(model).__name__} has no call(). Make them in strategy.scope() before fit(): "
-                "give each inner model its keras.Input, or call it once on a batch"
-            )
+    import keras
+
+    own = [step for step in (model.train_step, model.test_step) if not is_of_keras(step)]
+    batch = keras.tree.map_structure(_symbolic, data_batch)
+    for step in own:
+        # It fails at the latest where it applies gradients, which symbols do not have; by then all layers were called.
+        with contextlib.suppress(Exception), as_one_process():
+            keras.src.backend.compute_output_spec(step, batch)
+    if not own or not all(part.built for part in model._flatten_layers(include_self=False)):
+        return False
     model.built = True
+    _finish_build(model)
+    return True
+
+
+def _symbolic(value: Any) -> Any:
+    import keras
+
+    if value is None or isinstance(value, keras.KerasTensor):
+        return value
+    return keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
+
+
+def _finish_build(model: Any) -> None:
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     model._post_build()
