@@ -12,7 +12,7 @@ from tfos_nb.inference.column_matching import LINE, feeds_of, fields_added
 from tfos_nb.magics.cell_work import StoppedByUser
 from tfos_nb.magics.lines import _overlap
 from tfos_nb.records.run import Run, to_json
-from tfos_nb.runtime.models.model import Tensor
+from tfos_nb.runtime.models.signature import Tensor
 from tfos_nb.state.cluster_state import ClusterStatus
 
 

@@ -23,8 +23,9 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.models.blocks import Function
 from tfos_nb.runtime.models.keras_model import keras_model
-from tfos_nb.runtime.models.model import WHOLE, Signature, Tensor
+from tfos_nb.runtime.models.model import WHOLE
 from tfos_nb.runtime.models.outputs import column_of
+from tfos_nb.runtime.models.signature import Signature, Tensor
 
 
 def scaled(x):

@@ -27,7 +27,7 @@ from tfos_nb.pipeline import fitting
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.selection import filled, without_nulls
 from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
-from tfos_nb.runtime.models.model import ModelUnusable, Tensor
+from tfos_nb.runtime.models.signature import ModelUnusable, Tensor
 
 
 def build_binary() -> Any:

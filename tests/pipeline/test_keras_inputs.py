@@ -15,7 +15,7 @@ from tests.pipeline.conftest import close
 from tfos_nb import KerasEstimator
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.models.keras_inputs import KerasInputs
-from tfos_nb.runtime.models.model import Tensor
+from tfos_nb.runtime.models.signature import Tensor
 
 QUIET = {"progress": "none", "shuffle": 0}
 

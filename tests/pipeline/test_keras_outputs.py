@@ -17,7 +17,8 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.keras_model import keras_model
 from tfos_nb.runtime.models.keras_outputs import Outputs
-from tfos_nb.runtime.models.model import ModelUnusable, Use
+from tfos_nb.runtime.models.model import Use
+from tfos_nb.runtime.models.signature import ModelUnusable
 
 SPARSE = "sparse_categorical_crossentropy"
 ROWS = np.random.RandomState(3).randn(40, 2).astype("float32")

@@ -24,8 +24,8 @@ from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.models.inputs import Feed
-from tfos_nb.runtime.models.model import Signature, Tensor
 from tfos_nb.runtime.models.scoring import ScoreTask
+from tfos_nb.runtime.models.signature import Signature, Tensor
 from tfos_nb.spark.session import usable_session
 
 __all__ = ["map_batches", "reduce_batches"]

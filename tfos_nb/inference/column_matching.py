@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 
 from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.models.inputs import Feed
-from tfos_nb.runtime.models.model import Tensor
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
+from tfos_nb.runtime.models.signature import Tensor
 
 __all__ = ["LINE", "PREDICT", "Inputs", "Outputs", "Words", "column_type", "depth_of", "feeds_of", "fields_added"]
 

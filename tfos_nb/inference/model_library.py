@@ -32,10 +32,11 @@ from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.models.checkpoint_model import files_of
-from tfos_nb.runtime.models.model import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
+from tfos_nb.runtime.models.model import Use, check_directory, check_file, is_saved_model
 from tfos_nb.runtime.models.model_cache import SentModel, Source, StoredModel
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
 from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, LookTask, ModelLook
+from tfos_nb.runtime.models.signature import ModelUnusable, Signature
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, slots_busy
 from tfos_nb.truncate import without_password

@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from tests.conftest import RunScript
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
-from tfos_nb.runtime.models.model import Signature, Tensor
 from tfos_nb.runtime.models.model_cache import StoredModel
 from tfos_nb.runtime.models.scoring import ScoreTask, rebatched
+from tfos_nb.runtime.models.signature import Signature, Tensor
 
 VECTOR = pa.struct(
     {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
@@ -232,7 +232,8 @@ PREPARE = """
     import pyarrow as pa
     from tfos_nb.errors import FeedFailed
     from tfos_nb.runtime.models import model_cache as shelf
-    from tfos_nb.runtime.models.model import Signature, Tensor, Use
+    from tfos_nb.runtime.models.model import Use
+    from tfos_nb.runtime.models.signature import Signature, Tensor
     from tfos_nb.runtime.models.inputs import Feed
     from tfos_nb.runtime.models.scoring import ScoreTask
     from tfos_nb.runtime.models.model_cache import StoredModel, TaskResources, ModelCache

@@ -23,10 +23,11 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
-from tfos_nb.runtime.models.model import WHOLE, Model, Signature, Tensor, Traced, Use, constant
+from tfos_nb.runtime.models.model import WHOLE, Model, Traced, Use, constant
 from tfos_nb.runtime.models.model_cache import Reader
 from tfos_nb.runtime.models.outputs import column_of
 from tfos_nb.runtime.models.scoring import partition_id, take_model
+from tfos_nb.runtime.models.signature import Signature, Tensor
 from tfos_nb.runtime.rows.batches import rebatched
 from tfos_nb.runtime.rows.ragged import Output, Ragged, dense_or_ragged, fetched
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.models.keras_model import keras_model, read_keras
-from tfos_nb.runtime.models.model import Model, ModelUnusable, Use, why_not_loaded
+from tfos_nb.runtime.models.model import Model, Use, why_not_loaded
 from tfos_nb.runtime.models.saved_model import graph_model, new_session
+from tfos_nb.runtime.models.signature import ModelUnusable
 
 __all__ = ["files_of", "load_checkpoint"]
 

@@ -14,19 +14,16 @@ The margin is the logit, ``log(p / (1 - p))``. The columns and their meaning are
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, Tensor, described
+from tfos_nb.runtime.models.signature import ModelUnusable, Tensor, described
 from tfos_nb.runtime.rows.ragged import Output, Ragged
 
-__all__ = ["ClassifierOutput", "Task", "with_heads"]
+__all__ = ["ClassifierOutput", "Task"]
 
 Array = np.ndarray[Any, Any]
 
@@ -109,37 +106,3 @@ class ClassifierOutput:
             yes = values
             margin = np.log(np.maximum(yes, _LEAST)) - np.log(np.maximum(1 - yes, _LEAST))
         return np.stack([-margin, margin], axis=1), np.stack([1 - yes, yes], axis=1)
-
-
-def with_heads(model: Model, heads: Sequence[ClassifierOutput]) -> Model:
-    """Return a model whose outputs are converted to Spark ML's columns.
-
-    If the model has several outputs, ``_`` and the output's name are appended to the name of each column.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-    heads : sequence of ClassifierOutput
-        One for each output, in their order; or one for all of them.
-
-    Raises
-    ------
-    ModelUnusable
-        If the number of heads is wrong, or an output has a shape that its head cannot convert.
-    """
-    outputs = model.signature.outputs
-    heads = tuple(heads) * len(outputs) if len(heads) == 1 else tuple(heads)
-    if len(heads) != len(outputs):
-        raise ModelUnusable(f"it has {len(outputs)} outputs, {described(outputs)}, and was trained with {len(heads)}")
-    tensors: list[Tensor] = []
-    for head, output in zip(heads, outputs, strict=True):
-        behind = f"_{output.name}" if len(outputs) > 1 else ""
-        tensors += [dataclasses.replace(t, name=f"{t.name}{behind}") for t in head.signature(output)]
-    signature = Signature(model.signature.inputs, tuple(tensors))
-    return Model(signature, functools.partial(_apply, model, heads), model.close)
-
-
-def _apply(model: Model, heads: Sequence[ClassifierOutput], arrays: Sequence[Array]) -> list[Output]:
-    results = zip(heads, model.apply(arrays), strict=True)
-    return [column for head, output in results for column in head.columns(output)]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.models.model import Tensor, described
+from tfos_nb.runtime.models.signature import Tensor, described
 from tfos_nb.runtime.rows.columns import is_list
 from tfos_nb.runtime.rows.vectors import dense_rows, sizes_of
 

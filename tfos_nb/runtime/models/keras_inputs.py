@@ -12,7 +12,7 @@ import numpy as np
 from tfos_nb.errors import FeedFailed, PlanError, near
 from tfos_nb.runtime.models.inputs import pictures_of
 from tfos_nb.runtime.models.keras_model import named_inputs
-from tfos_nb.runtime.models.model import Tensor, described
+from tfos_nb.runtime.models.signature import Tensor, described
 from tfos_nb.runtime.rows.nested import packed
 
 __all__ = ["KerasInputs", "input_tensors"]

@@ -14,18 +14,8 @@ import numpy as np
 
 from tfos_nb.errors import near
 from tfos_nb.runtime.code import custom_objects
-from tfos_nb.runtime.models.model import (
-    Model,
-    ModelUnusable,
-    Signature,
-    Tensor,
-    Traced,
-    Use,
-    constant,
-    described,
-    tensor_of,
-    why_not_loaded,
-)
+from tfos_nb.runtime.models.model import Model, Traced, Use, constant, why_not_loaded
+from tfos_nb.runtime.models.signature import ModelUnusable, Signature, Tensor, described, tensor_of
 from tfos_nb.runtime.rows.nested import flattened, leaves, names_of, packed
 from tfos_nb.runtime.rows.ragged import Output, dense_or_ragged, fetched
 

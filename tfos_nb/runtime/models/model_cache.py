@@ -30,7 +30,8 @@ from tfos_nb.runtime.code.on_import import spare_scikit_learn
 from tfos_nb.runtime.control.processes import PARENT_VARIABLE, die_with_parent
 from tfos_nb.runtime.host.gpu import gpu_variables
 from tfos_nb.runtime.models.loading import load
-from tfos_nb.runtime.models.model import WHOLE, Model, ModelUnusable, Signature, Use, why_not_loaded
+from tfos_nb.runtime.models.model import WHOLE, Model, Use, why_not_loaded
+from tfos_nb.runtime.models.signature import ModelUnusable, Signature
 from tfos_nb.runtime.rows.ragged import Output
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import file_system

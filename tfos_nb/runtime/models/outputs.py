@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.models.model import Tensor
+from tfos_nb.runtime.models.signature import Tensor
 from tfos_nb.runtime.rows.ragged import Output, Ragged
 
 __all__ = ["SPARK_TYPES", "arrow_type", "column_of"]

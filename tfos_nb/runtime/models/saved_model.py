@@ -14,16 +14,8 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.errors import near
-from tfos_nb.runtime.models.model import (
-    SERVING,
-    Model,
-    ModelUnusable,
-    Signature,
-    Use,
-    constant,
-    tensor_of,
-    why_not_loaded,
-)
+from tfos_nb.runtime.models.model import SERVING, Model, Use, constant, why_not_loaded
+from tfos_nb.runtime.models.signature import ModelUnusable, Signature, tensor_of
 from tfos_nb.runtime.rows.ragged import Output, dense_or_ragged, fetched
 
 __all__ = ["graph_model", "load_saved_model", "new_session"]

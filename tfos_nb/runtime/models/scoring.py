@@ -22,9 +22,10 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.models.inputs import Feed, Fill, Where, incomplete_rows
-from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, described
+from tfos_nb.runtime.models.model import Model
 from tfos_nb.runtime.models.model_cache import ModelAbsent, ModelCache, Source, TaskResources
 from tfos_nb.runtime.models.outputs import arrow_type, column_of
+from tfos_nb.runtime.models.signature import ModelUnusable, Signature, described
 from tfos_nb.runtime.rows.batches import rebatched
 from tfos_nb.runtime.rows.ragged import Output
 
