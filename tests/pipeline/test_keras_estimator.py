@@ -293,7 +293,7 @@ def test_the_history_is_told_by_epoch_and_by_metric() -> None:
         history["acc"]
 
 
-def test_the_heads_agree_with_their_definitions() -> None:
+def test_the_classifier_outputs_agree_with_their_definitions() -> None:
     logits = np.array([[1.0, 2.0, -800.0], [700.0, 0.0, 0.0]])
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)

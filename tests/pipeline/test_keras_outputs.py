@@ -127,7 +127,10 @@ def test_an_output_without_a_loss_needs_no_label() -> None:
     assert outputs.labels({"price": "paid"}, losses) == [None, "paid"]
     labels = outputs.packed_labels([None, "paid"], {"paid": tf.constant([1.0, 2.0])}, 2)
     assert {name: value.numpy().tolist() for name, value in labels.items()} == {"kind": [0, 0], "price": [1, 2]}
-    assert outputs.heads({"price": "mse"}, None) == (ClassifierOutput(Task.VALUES), ClassifierOutput(Task.VALUES))
+    assert outputs.classifier_outputs({"price": "mse"}, None) == (
+        ClassifierOutput(Task.VALUES),
+        ClassifierOutput(Task.VALUES),
+    )
 
 
 def test_a_model_that_does_not_say_what_it_gives_is_refused(sold: DataFrame) -> None:

@@ -327,8 +327,8 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         model._resetUid(self.uid)
         self._copyValues(model)
         model.history = History(fitted.history)
-        heads = (f"{task} logits" if logits else task for task, logits in fitted.result["heads"])
-        return model._set(head=", ".join(heads))
+        outputs = (f"{task} logits" if logits else task for task, logits in fitted.result["classifier_outputs"])
+        return model._set(head=", ".join(outputs))
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
         """Return the contents to save in addition to the Params: the model, and the user's code.

@@ -34,9 +34,9 @@ BY_MAPPING = Words("input_mapping", "keep_columns", "predictionCol", "{}Col", by
 BY_FEATURES = Words("featuresCol", "keep_columns", "predictionCol", "{}Col", several=False)
 
 
-def _to_head(value: Any) -> str:
-    for head in str(value).split(", "):
-        task, _, logits = head.partition(" ")
+def _to_classifier_outputs(value: Any) -> str:
+    for output in str(value).split(", "):
+        task, _, logits = output.partition(" ")
         if task not in tuple(Task) or logits not in ("", "logits"):
             raise TypeError(
                 f"the value must be one of {', '.join(Task)}, with or without ' logits' after it, got {value!r}"
@@ -86,11 +86,12 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
         The metrics of each epoch: ``history[-1]["loss"]``, or by metric, ``history["loss"]``.
     """
 
+    # Saved models have this Param by its name, so the name stays.
     head: Param[str] = Param(
         Params._dummy(),
         "head",
         "the task of the model: classes, binary or values; with ' logits' after it; of several 'values, binary'",
-        _to_head,
+        _to_classifier_outputs,
     )
 
     def __init__(self, *, model: Any = None, custom_objects: Mapping[str, Any] | None = None, **params: Any) -> None:
@@ -102,11 +103,11 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
     @property
     def task(self) -> Task:
         """Task of the model; of several outputs, the task of the first."""
-        return self._heads()[0].task
+        return self._classifier_outputs()[0].task
 
-    def _heads(self) -> tuple[ClassifierOutput, ...]:
-        heads = (head.partition(" ") for head in self.getOrDefault(self.head).split(", "))
-        return tuple(ClassifierOutput(Task(task), bool(logits)) for task, _, logits in heads)
+    def _classifier_outputs(self) -> tuple[ClassifierOutput, ...]:
+        outputs = (output.partition(" ") for output in self.getOrDefault(self.head).split(", "))
+        return tuple(ClassifierOutput(Task(task), bool(logits)) for task, _, logits in outputs)
 
     def _place(self) -> Any:
         return one_place(model=self.model)
@@ -136,7 +137,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_frame(dataset)
-        use = Use(heads=self._heads(), trusted=self._made_here)
+        use = Use(classifier_outputs=self._classifier_outputs(), trusted=self._made_here)
         known = self._find(usable_session(dataset.sparkSession), use)
         named = self._columns([tensor.name for tensor in known.signature.outputs])
         hidden = {name: column or f"tfos_nb {name}" for name, column in named.items()}

@@ -206,7 +206,7 @@ class Outputs:
         labels = [tf.zeros([rows]) if column is None else values[column] for column in columns]
         return packed(self.structure, labels)
 
-    def heads(self, loss: Any, task: Task | None) -> tuple[ClassifierOutput, ...]:
+    def classifier_outputs(self, loss: Any, task: Task | None) -> tuple[ClassifierOutput, ...]:
         """Return the conversion of each output to Spark ML's columns.
 
         Parameters
@@ -216,7 +216,9 @@ class Outputs:
         task : Task or None
             Kind of prediction. None: derive it from each output's loss and shape.
         """
-        return tuple(_head(alone, shape, task) for alone, shape in zip(self.losses(loss), self.shapes, strict=True))
+        return tuple(
+            _classifier_output(alone, shape, task) for alone, shape in zip(self.losses(loss), self.shapes, strict=True)
+        )
 
 
 def _is_nested(structure: Any) -> bool:
@@ -253,7 +255,7 @@ def flattened_metrics(metrics: Any) -> list[Any]:
     return [] if metrics is None else [metrics]
 
 
-def _head(loss: Any, shape: tuple[int | None, ...], task: Task | None) -> ClassifierOutput:
+def _classifier_output(loss: Any, shape: tuple[int | None, ...], task: Task | None) -> ClassifierOutput:
     name, logits = _loss_of(loss)
     one = not shape or shape == (1,)
     if task is not None:

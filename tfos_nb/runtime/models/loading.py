@@ -58,10 +58,10 @@ def load(path: str, use: Use = WHOLE) -> Model:
     else:
         check_directory(path)
         model = load_saved_model(path, use) if is_saved_model(path) else load_checkpoint(path, use)
-    return _with_heads(model, use.heads) if use.heads else model
+    return _with_classifier_outputs(model, use.classifier_outputs) if use.classifier_outputs else model
 
 
-def _with_heads(model: Model, heads: Sequence[ClassifierOutput]) -> Model:
+def _with_classifier_outputs(model: Model, conversions: Sequence[ClassifierOutput]) -> Model:
     """Return a model whose outputs are converted to Spark ML's columns.
 
     If the model has several outputs, ``_`` and the output's name are appended to the name of each column.
@@ -70,26 +70,28 @@ def _with_heads(model: Model, heads: Sequence[ClassifierOutput]) -> Model:
     ----------
     model : Model
         The model.
-    heads : sequence of ClassifierOutput
+    conversions : sequence of ClassifierOutput
         One for each output, in their order; or one for all of them.
 
     Raises
     ------
     ModelUnusable
-        If the number of heads is wrong, or an output has a shape that its head cannot convert.
+        If the number of conversions is wrong, or an output has a shape that its conversion does not accept.
     """
     outputs = model.signature.outputs
-    heads = tuple(heads) * len(outputs) if len(heads) == 1 else tuple(heads)
-    if len(heads) != len(outputs):
-        raise ModelUnusable(f"it has {len(outputs)} outputs, {described(outputs)}, and was trained with {len(heads)}")
+    conversions = tuple(conversions) * len(outputs) if len(conversions) == 1 else tuple(conversions)
+    if len(conversions) != len(outputs):
+        raise ModelUnusable(
+            f"it has {len(outputs)} outputs, {described(outputs)}, and was trained with {len(conversions)}"
+        )
     tensors: list[Tensor] = []
-    for head, output in zip(heads, outputs, strict=True):
+    for conversion, output in zip(conversions, outputs, strict=True):
         behind = f"_{output.name}" if len(outputs) > 1 else ""
-        tensors += [dataclasses.replace(t, name=f"{t.name}{behind}") for t in head.signature(output)]
+        tensors += [dataclasses.replace(t, name=f"{t.name}{behind}") for t in conversion.signature(output)]
     signature = Signature(model.signature.inputs, tuple(tensors))
-    return Model(signature, functools.partial(_apply, model, heads), model.close)
+    return Model(signature, functools.partial(_converted, model, conversions), model.close)
 
 
-def _apply(model: Model, heads: Sequence[ClassifierOutput], arrays: Sequence[Array]) -> list[Output]:
-    results = zip(heads, model.apply(arrays), strict=True)
-    return [column for head, output in results for column in head.columns(output)]
+def _converted(model: Model, conversions: Sequence[ClassifierOutput], arrays: Sequence[Array]) -> list[Output]:
+    results = zip(conversions, model.apply(arrays), strict=True)
+    return [column for conversion, output in results for column in conversion.columns(output)]

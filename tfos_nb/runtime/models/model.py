@@ -67,7 +67,7 @@ class Use:
         signature's.
     layer : str, int or None
         Layer of a Keras model, by name or index, whose output is returned instead of the model's.
-    heads : tuple of ClassifierOutput
+    classifier_outputs : tuple of ClassifierOutput
         Conversion of the outputs to Spark ML's columns: one for all, or one for each. Empty: no conversion.
     code : bytes
         User code that the model needs, from :func:`tfos_nb.runtime.code.custom_objects.pack`. It is sent with Spark's
@@ -82,7 +82,7 @@ class Use:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     layer: str | int | None = None
-    heads: tuple[ClassifierOutput, ...] = ()
+    classifier_outputs: tuple[ClassifierOutput, ...] = ()
     code: bytes = field(default=b"", repr=False)
     trusted: bool = False
 

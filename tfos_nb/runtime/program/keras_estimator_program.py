@@ -124,8 +124,8 @@ class KerasProgram:
             if inputs.failures:  # TensorFlow's own message would be a page of text
                 raise inputs.failures[0] from error
             raise
-        heads = outputs.heads(trained.loss, self.task)
-        return {"path": ctx.save(model), "heads": [[head.task.value, head.logits] for head in heads]}
+        converted = outputs.classifier_outputs(trained.loss, self.task)
+        return {"path": ctx.save(model), "classifier_outputs": [[one.task.value, one.logits] for one in converted]}
 
     def _scope(self, ctx: Any) -> Any:
         import tensorflow as tf
