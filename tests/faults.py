@@ -227,7 +227,7 @@ def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """A linear regression with few large steps, so that its course hardly depends on who has which rows."""
+    """A linear regression with few large steps, so that its loss hardly depends on who has which rows."""
     import keras
     import tensorflow as tf
 

@@ -242,7 +242,7 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(
 ) -> None:
     moment = random.Random(seed).randrange(ROWS // 2, ROWS * 5)
     args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
-    # Whoever gets which rows, half of them are of a kind: the course must not depend on that.
+    # Whoever gets which rows, half of them are of a kind: the loss must not depend on that.
     data = rows(spark).selectExpr("double(id % 2) as x", "3 * double(id % 2) + 1 as y")
     found = {}
     for name in ("undisturbed", "disturbed"):

@@ -51,8 +51,8 @@ from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
-from tfos_nb.state.course import thin_points
 from tfos_nb.state.history import History
+from tfos_nb.state.training_curve import thin_points
 from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:

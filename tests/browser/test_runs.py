@@ -20,7 +20,7 @@ from tests.browser.conftest import Lab, Tab
 from tests.browser.test_curves import photograph, use_theme
 from tests.browser.test_pictures import NOT_OF_THE_CELL
 from tfos_nb.records.run import Process, Run, to_json
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 pytestmark = pytest.mark.browser
 
@@ -44,8 +44,8 @@ RUNS = (
 """The runs, the oldest first; the one that runs is of a process that has ended."""
 
 
-def course(rate: float, units: int, epochs: int, seed: int) -> list[Point]:
-    """Return a course like that of a training: it falls sooner with a higher rate, and validation stays above."""
+def training_curve(rate: float, units: int, epochs: int, seed: int) -> list[Point]:
+    """Return points like those of a training: the loss falls sooner with a higher rate, and validation stays above."""
     noise, points = random.Random(seed), []
     for step in range(1, epochs * STEPS + 1):
         loss = 2.2 * math.exp(-step * rate**0.7 * units**0.5 / 22) + 0.04 + 0.03 * noise.random()
@@ -58,7 +58,7 @@ def course(rate: float, units: int, epochs: int, seed: int) -> list[Point]:
 
 def record(number: int, folder: Path) -> None:
     rate, units, optimizer, workers, status, epochs = RUNS[number]
-    points = course(rate, units, epochs, number)
+    points = training_curve(rate, units, epochs, number)
     seconds = 31.0 + 4 * epochs / workers + number
     started = STARTED + 700 * number
     run = Run(

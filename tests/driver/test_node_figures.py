@@ -32,7 +32,7 @@ def test_a_validation_has_steps_of_its_own_and_the_epoch_that_it_belongs_to() ->
     state = after(*training, StepReport(2, 3, 4, 80, {"val_loss": 0.7}, phase=EVALUATE))
     assert (state.phase, state.epoch, state.epochs, state.step, state.steps) == ("evaluate", 2, 3, 4, 80)
     assert state.metrics == {"loss": 0.5, "val_loss": 0.7}
-    assert state.curves == {"loss": (0.5, 0.5)}  # a validation's running means are no course of anything
+    assert state.curves == {"loss": (0.5, 0.5)}  # a validation's running means belong to no curve
     state = after(*training, StepReport(2, 3, 4, 80, phase=EVALUATE), fit(2, 10, val_loss=0.6, loss=0.4))
     assert (state.phase, state.epoch, state.step, state.steps) == ("fit", 2, 10, 10)
     assert state.curves == {"loss": (0.5, 0.5, 0.4), "val_loss": (0.6,)}

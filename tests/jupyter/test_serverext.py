@@ -28,7 +28,7 @@ from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 __all__ = ["a_server"]
 

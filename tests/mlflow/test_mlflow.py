@@ -27,7 +27,7 @@ from tests.clusters.daemons import free_ports
 from tests.records.test_run import a_run
 from tests.waiting import until
 from tfos_nb import errors, launch
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 mlflow = pytest.importorskip("mlflow")
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as some
 from tfos_nb.records.recorder import write_file
 from tfos_nb.records.run import BadRun, Process, Run, from_json, plain_arguments, plan_arguments, this_process, to_json
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 FINITE = some.floats(allow_nan=False, allow_infinity=False, width=32)
 TEXTS = some.text(max_size=20)

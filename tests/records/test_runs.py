@@ -13,7 +13,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.records.run import Run, to_json
 from tfos_nb.records.runs import Runs
 from tfos_nb.state.chart_data import comparison_data
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 
 def trained(run: str, losses: list[float], **changes: object) -> Run:

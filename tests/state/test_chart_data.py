@@ -6,7 +6,7 @@ import json
 import math
 
 from tfos_nb.state.chart_data import MOST_NODES, MOST_POINTS, chart_data
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 POINTS = [
     Point(1, 8, {"loss": 1 / 3, "val_loss": 2.0, "auc": 0.5}, True),

@@ -1,4 +1,4 @@
-"""The history is Keras' own, counts what is trained again once, and has the whole course of the metrics."""
+"""The history is Keras' own, counts what is trained again once, and has the whole training curve."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_epochs_that_are_trained_once_more_are_in_the_history_once() -> None:
     assert history["loss"] == [0.9, 0.8, 0.6, 0.5, 0.1], "another fit goes on behind it"
 
 
-# --- the course of the metrics
+# --- the training curve
 
 
 def fit(history: History, epochs: range, *, steps: int = 4, first: int = 1, node: str = "worker:0") -> None:
@@ -142,7 +142,7 @@ def test_what_is_trained_again_after_whole_epochs_counts_once() -> None:
     assert [point.generation for point in points if point.ends_epoch] == [1, 1, 2, 2, 2]
 
 
-def test_the_course_goes_on_when_another_node_becomes_the_chief() -> None:
+def test_the_curve_goes_on_when_another_node_becomes_the_chief() -> None:
     history = History("worker:0")
     fit(history, range(1, 3))
     history.begin_anew()
@@ -166,7 +166,7 @@ def test_epochs_without_steps_are_at_a_step_each() -> None:
     assert [(point.epoch, point.step) for point in history.points()] == [(1, 1), (2, 2)]
 
 
-def test_epochs_without_numbers_are_counted_in_the_course() -> None:
+def test_epochs_without_numbers_are_counted_in_the_curve() -> None:
     history = History("worker:0")
     for _ in range(2):
         history.record("worker:0", StepReport(metrics={"loss": 1.0}, epoch_end=True))

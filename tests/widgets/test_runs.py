@@ -15,7 +15,7 @@ from tests.widgets.test_html import NASTY, Page
 from tests.widgets.test_reprs import shown
 from tfos_nb.records.run import Process, Run, to_json
 from tfos_nb.records.runs import Runs, runs
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 from tfos_nb.widgets.words import runs as words
 
 ERROR = "worker:1 on hdp-c02: ValueError: label 10\nTraceback (most recent call last):\n  in main\nValueError: label 10"

@@ -104,13 +104,13 @@ class _TrainingWork:
         """Start the work, and return when the cell must return."""
         if self._data is not None:  # the user may call wait() before the thread has called train()
             self._cluster.announce_train()
-        course = CellWork(self._cluster, self, self._view.say, self._options.name)
+        work = CellWork(self._cluster, self, self._view.say, self._options.name)
         name = self._options.variable
         if self._options.background:
-            course.start()
+            work.start()
             self._view.hint(f"{name} runs in the background: {name}.wait() waits for it, {name}.stop() stops it.")
         else:
-            course.run()
+            work.run()
             if self._to_the_end:
                 return
             self._view.hint(f"{name} is up: {name}.train(df) feeds it, {name}.wait() waits for its end.")

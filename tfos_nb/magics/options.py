@@ -195,7 +195,7 @@ def build_parser(
     )
     _add_nodes(parser.add_argument_group("the nodes"), told)
     _add_program(parser.add_argument_group("the program and its rows"), told)
-    _add_course(parser.add_argument_group("how it runs"), told)
+    _add_execution(parser.add_argument_group("how it runs"), told)
     return parser
 
 
@@ -303,7 +303,7 @@ def _add_limits(group: argparse._ArgumentGroup, told: _Told) -> None:
     )
 
 
-def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
+def _add_execution(group: argparse._ArgumentGroup, told: _Told) -> None:
     _add_limits(group, told)
     group.add_argument(
         "--no-autolog",
@@ -330,9 +330,9 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"
     )
-    course = group.add_mutually_exclusive_group()
-    course.add_argument("--background", action="store_true", default=None, help="return at once; NAME.wait() waits")
-    course.add_argument(
+    returning = group.add_mutually_exclusive_group()
+    returning.add_argument("--background", action="store_true", default=None, help="return at once; NAME.wait() waits")
+    returning.add_argument(
         "--wait",
         action="store_true",
         default=None,

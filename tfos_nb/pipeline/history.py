@@ -6,8 +6,8 @@ from collections.abc import ItemsView, Iterable, KeysView, Sequence
 from typing import Any, overload
 
 from tfos_nb.rich import Rich
-from tfos_nb.state import course, figure
-from tfos_nb.state.course import Point
+from tfos_nb.state import figure, training_curve
+from tfos_nb.state.training_curve import Point
 
 __all__ = ["History"]
 
@@ -61,7 +61,7 @@ class History(Rich, list[dict[str, Any]]):
         return self.by_metric().items()
 
     def points(self) -> list[Point]:
-        """Return the course of the metrics: a point for each epoch."""
+        """Return the training curve: a point for each epoch."""
         made = []
         for number, epoch in enumerate(self, 1):
             numbers = {name: float(value) for name, value in epoch.items() if isinstance(value, (int, float))}
@@ -71,7 +71,7 @@ class History(Rich, list[dict[str, Any]]):
 
     def to_pandas(self) -> Any:
         """Return the numbers as a pandas DataFrame, with a row for each epoch and a column for each metric."""
-        return course.to_pandas(self.points())
+        return training_curve.to_pandas(self.points())
 
     def plot(self, metrics: str | Sequence[str] | None = None, *, log: bool = False) -> Any:
         """Return the curves as a matplotlib figure: a chart for each metric, training and validation in one.

@@ -28,9 +28,9 @@ from typing import Any
 
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
-from tfos_nb.state import course, figure
+from tfos_nb.state import figure, training_curve
 from tfos_nb.state.cluster_state import ClusterStatus
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 from tfos_nb.truncate import clip, without_password
 
 __all__ = [
@@ -128,7 +128,7 @@ class Run(Rich):
     epochs : tuple of dict
         The chief's metrics at the end of each epoch.
     points : tuple of Point
-        The course of its metrics, in at most 400 points.
+        Its training curve, in at most 400 points.
     rows : int
         How many rows its nodes have taken.
     generation : int
@@ -199,7 +199,7 @@ class Run(Rich):
 
     def to_pandas(self, by: str = "epoch") -> Any:
         """Return its metrics as a pandas DataFrame: see :meth:`tfos_nb.state.history.History.to_pandas`."""
-        return course.to_pandas(self.points, course.check_axis(by))
+        return training_curve.to_pandas(self.points, training_curve.check_axis(by))
 
     def plot(self, metrics: Any = None, *, by: str | None = None, log: bool = False) -> Any:
         """Return its curves as a matplotlib figure: see :meth:`tfos_nb.state.history.History.plot`."""

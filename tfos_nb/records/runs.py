@@ -13,8 +13,8 @@ from tfos_nb.rich import Rich
 from tfos_nb.runtime.storage.paths import absolute, is_local
 from tfos_nb.runtime.storage.remote import Unreachable, answered_within, file_system, refuse_unknown
 from tfos_nb.state import figure
-from tfos_nb.state.course import chart_names
 from tfos_nb.state.metric_order import in_order
+from tfos_nb.state.training_curve import chart_names
 from tfos_nb.truncate import without_password
 
 __all__ = ["ABSENT", "FOLDER", "HOME", "Runs", "differing", "runs"]

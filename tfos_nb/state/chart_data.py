@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfos_nb.state.course import AXES, Line, Point, chart, chart_names, common_axis, metric_of, usual_axis
 from tfos_nb.state.metric_order import in_order
+from tfos_nb.state.training_curve import AXES, Line, Point, chart, chart_names, common_axis, metric_of, usual_axis
 
 __all__ = ["MOST_NODES", "MOST_POINTS", "chart_data", "comparison_data"]
 
@@ -27,7 +27,7 @@ def chart_data(
     Parameters
     ----------
     points : sequence of Point
-        The course of the node's metrics.
+        The node's training curve.
     metric : str
         The metric, in training or in validation. Default: the first, which is the loss if there is one.
     by : str
@@ -58,12 +58,12 @@ def chart_data(
     }
 
 
-def comparison_data(courses: Mapping[str, Sequence[Point]], *, metric: str = "", by: str = "") -> dict[str, Any]:
+def comparison_data(curves: Mapping[str, Sequence[Point]], *, metric: str = "", by: str = "") -> dict[str, Any]:
     """Return what a page needs to draw a metric of several runs in one chart.
 
     Parameters
     ----------
-    courses : mapping of str to sequence of Point
+    curves : mapping of str to sequence of Point
         The points of each run, by its id.
     metric, by : str
         As in :func:`chart_data`.
@@ -78,11 +78,11 @@ def comparison_data(courses: Mapping[str, Sequence[Point]], *, metric: str = "",
     PlanError
         If no run has the metric.
     """
-    chosen = metric_of(courses.values(), metric)
-    axis = by if by in AXES else common_axis(courses.values())
-    drawn = {run: chart(points, chosen, axis, MOST_POINTS) for run, points in courses.items()}
+    chosen = metric_of(curves.values(), metric)
+    axis = by if by in AXES else common_axis(curves.values())
+    drawn = {run: chart(points, chosen, axis, MOST_POINTS) for run, points in curves.items()}
     return {
-        "metrics": in_order(name for points in courses.values() for name in chart_names(points)),
+        "metrics": in_order(name for points in curves.values() for name in chart_names(points)),
         "metric": chosen,
         "by": axis,
         "lines": [{**_line(line), "run": run} for run, one in drawn.items() for line in one.lines],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 
 __all__ = [
     "JOINED",
@@ -93,7 +93,7 @@ class NodeState:
 
     ``epoch`` counts from 1. ``step`` is the step within the epoch. ``rows_per_second`` is the recent rate at which the
     node's dataset gives rows to TensorFlow. ``metrics`` has the newest loss and metrics by name, ``loss`` first.
-    ``curves`` has the course of each of them since the start, in at most 48 evenly spaced points. ``phase`` is what
+    ``curves`` has the values of each of them since the start, in at most 48 evenly spaced points. ``phase`` is what
     Keras does: ``"fit"``, ``"evaluate"``, or empty if it is not known. ``gpus`` are the GPUs' addresses from Spark, and
     ``gpu_use`` is their use, if NVML reports it. ``seconds_left`` is the time until the node's last epoch ends, at its
     recent pace. ``stuck`` says that nothing moves, and that
@@ -147,7 +147,7 @@ class ClusterState:
     started. ``elapsed`` is the number of seconds since launch. ``error`` is the text of the first failure. ``log`` has
     the newest lines of all nodes, the oldest first. ``log_dir`` is the directory that TensorBoard shows; it is empty
     without TensorBoard. ``plan`` is the printed plan. ``spark_ui`` is the address of Spark's UI, if it has one.
-    ``points`` is the course of the metrics, once the cluster has ended.
+    ``points`` is the training curve, once the cluster has ended.
     """
 
     name: str

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfos_nb.errors import MissingPackage, PlanError
-from tfos_nb.state.course import (
+from tfos_nb.state.training_curve import (
     VALIDATION,
     Chart,
     Point,
@@ -42,8 +42,8 @@ def figure(points: Sequence[Point], metrics: str | Sequence[str] | None, by: str
     return made
 
 
-def comparison(courses: Mapping[str, Sequence[Point]], metric: str, by: str | None, log: bool) -> Any:
-    """Return a figure with a metric of several runs in one chart. ``courses`` has the points of each, by its name.
+def comparison(curves: Mapping[str, Sequence[Point]], metric: str, by: str | None, log: bool) -> Any:
+    """Return a figure with a metric of several runs in one chart. ``curves`` has the points of each, by its name.
 
     Raises
     ------
@@ -52,10 +52,10 @@ def comparison(courses: Mapping[str, Sequence[Point]], metric: str, by: str | No
     MissingPackage
         If matplotlib is not installed.
     """
-    chosen = metric_of(courses.values(), metric)
-    axis = common_axis(courses.values()) if by is None else check_axis(by)
+    chosen = metric_of(curves.values(), metric)
+    axis = common_axis(curves.values()) if by is None else check_axis(by)
     made, (axes,) = _empty(1)
-    for number, (name, points) in enumerate(courses.items()):
+    for number, (name, points) in enumerate(curves.items()):
         for line in chart(points, chosen, axis).lines:
             label, style = (name, "-") if line.name != VALIDATION else (f"{name}, validation", "--")
             axes.plot(line.xs, line.ys, style, color=f"C{number}", label=label)

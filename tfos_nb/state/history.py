@@ -9,8 +9,8 @@ from typing import Any
 
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, StepReport
-from tfos_nb.state import course, figure
-from tfos_nb.state.course import Point, points_of
+from tfos_nb.state import figure, training_curve
+from tfos_nb.state.training_curve import Point, points_of
 
 __all__ = ["History"]
 
@@ -49,7 +49,7 @@ class History(Rich, Mapping[str, list[float]]):
         self._lock = threading.Lock()
         self._epochs: list[StepReport] = []
         self._steps: dict[str, deque[_Report]] = {}
-        self._course: list[_Report] = []  # of whichever node was the chief
+        self._of_chief: list[_Report] = []  # of whichever node was the chief
         self._within = 0  # reports in it that do not end an epoch
         self._generation = 1
         self._anew = False
@@ -92,13 +92,13 @@ class History(Rich, Mapping[str, list[float]]):
 
     def _keep(self, generation: int, report: StepReport) -> None:
         """Keep a report of the chief. If they are too many, keep every other one, and all ends of epochs."""
-        self._course.append((generation, report))
+        self._of_chief.append((generation, report))
         self._reports += 1
         self._within += not report.epoch_end
         if self._within > _STEPS_KEPT:
-            course = self._course
-            course[:] = [one for place, one in enumerate(course) if one[1].epoch_end or place % 2 == 0]
-            self._within = sum(not one.epoch_end for _, one in course)
+            kept = self._of_chief
+            kept[:] = [one for place, one in enumerate(kept) if one[1].epoch_end or place % 2 == 0]
+            self._within = sum(not one.epoch_end for _, one in kept)
 
     def _go_back(self, epoch: int | None) -> None:
         while self._anew and epoch is not None and self._epochs and (self._epochs[-1].epoch or 0) >= epoch:
@@ -119,7 +119,7 @@ class History(Rich, Mapping[str, list[float]]):
             return [report for _, report in self._steps.get(node or self._chief, ())]
 
     def points(self, node: str = "") -> list[Point]:
-        """Return the course of a node's metrics: each reported step that was not trained again, the oldest first.
+        """Return a node's training curve: each reported step that was not trained again, the oldest first.
 
         Without ``node`` it is that of the chief, over the whole training. In a long one every other step is left out,
         and again when they are too many.
@@ -128,7 +128,7 @@ class History(Rich, Mapping[str, list[float]]):
             if node and node != self._chief:
                 return points_of(self._steps.get(node, ()))
             if self._drawn[0] != self._reports:
-                self._drawn = (self._reports, points_of(self._course))
+                self._drawn = (self._reports, points_of(self._of_chief))
             return list(self._drawn[1])
 
     def to_pandas(self, by: str = "epoch") -> Any:
@@ -151,7 +151,7 @@ class History(Rich, Mapping[str, list[float]]):
         PlanError
             If ``by`` is neither.
         """
-        return course.to_pandas(self.points(), course.check_axis(by))
+        return training_curve.to_pandas(self.points(), training_curve.check_axis(by))
 
     def plot(self, metrics: str | Sequence[str] | None = None, *, by: str | None = None, log: bool = False) -> Any:
         """Return the curves as a matplotlib figure: a chart for each metric, training and validation in one.

@@ -159,10 +159,10 @@ def test_the_clock_of_a_carrier_says_when_nothing_comes_back() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=40))
-def test_frames_come_once_and_in_their_order(course: list[tuple[int, bool, bool]]) -> None:
+def test_frames_come_once_and_in_their_order(exchanges: list[tuple[int, bool, bool]]) -> None:
     """Some frames are put, then an exchange goes there, or not, and its answer comes back, or not."""
     sent, taken, got, put = Frames(), Taken(), [], 0
-    for count, goes, comes in [*course, (0, True, True)]:
+    for count, goes, comes in [*exchanges, (0, True, True)]:
         for _ in range(count):
             sent.put(put, b"x")
             put += 1

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from tfos_nb.state.course import VALIDATION, Chart, Line, Point, chart, chart_names, metric_names, usual_axis
+from tfos_nb.state.training_curve import VALIDATION, Chart, Line, Point, chart, chart_names, metric_names, usual_axis
 from tfos_nb.widgets.words import facts, wording
 
 __all__ = ["render_charts", "render_epochs", "summary", "ticks"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.state.cluster_state import ClusterState, NodeState
-from tfos_nb.state.course import thin_points
+from tfos_nb.state.training_curve import thin_points
 from tfos_nb.widgets.html import render_html, render_section
 from tfos_nb.widgets.reprs.links import links_to
 from tfos_nb.widgets.text import WIDTH, render_text

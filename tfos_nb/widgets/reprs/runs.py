@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tfos_nb.records.run import Run
 from tfos_nb.records.runs import Runs
-from tfos_nb.state.course import Point
+from tfos_nb.state.training_curve import Point
 from tfos_nb.truncate import clip, clip_lines, without_password
 from tfos_nb.widgets import terminal
 from tfos_nb.widgets.charts.static import render_charts, render_epochs

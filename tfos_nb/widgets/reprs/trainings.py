@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tfos_nb.state.course import Point, metric_names
+from tfos_nb.state.training_curve import Point, metric_names
 from tfos_nb.widgets.charts.static import SHOWN_EPOCHS, render_charts, render_epochs
 from tfos_nb.widgets.html import render_section
 from tfos_nb.widgets.words import wording

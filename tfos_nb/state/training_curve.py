@@ -1,4 +1,4 @@
-"""Course of a training's metrics: the points to draw, by epoch or by step, with gaps where the cluster recovered.
+"""Training curves: the points to draw, by epoch or by step, with gaps where the cluster recovered.
 
 The page, static HTML, matplotlib and pandas show the same points. Nothing in this module depends on any of them.
 """
@@ -197,12 +197,12 @@ def usual_axis(points: Sequence[Point]) -> str:
     return "epoch" if sum(point.ends_epoch for point in points) > 1 else "step"
 
 
-def common_axis(courses: Iterable[Sequence[Point]]) -> str:
+def common_axis(curves: Iterable[Sequence[Point]]) -> str:
     """Return the axis to begin with for several trainings in one chart: epochs if each has ended two."""
-    return "epoch" if all(usual_axis(points) == "epoch" for points in courses) else "step"
+    return "epoch" if all(usual_axis(points) == "epoch" for points in curves) else "step"
 
 
-def metric_of(courses: Iterable[Sequence[Point]], wanted: str) -> str:
+def metric_of(curves: Iterable[Sequence[Point]], wanted: str) -> str:
     """Return the metric of several trainings that is meant: ``wanted``, also with ``val_`` before it, or the first.
 
     Raises
@@ -212,7 +212,7 @@ def metric_of(courses: Iterable[Sequence[Point]], wanted: str) -> str:
     """
     if not isinstance(wanted, str):
         raise PlanError(f"metric must be the name of one metric, got {wanted!r}")
-    known = in_order(name for points in courses for name in chart_names(points))
+    known = in_order(name for points in curves for name in chart_names(points))
     if not known:
         raise PlanError("there is nothing to draw: none of these runs has reported a metric")
     meant = wanted if wanted in known else wanted.removeprefix(_VALIDATION_PREFIX)

@@ -1,4 +1,4 @@
-"""The course of the metrics as lines: by epoch and step, with gaps where the cluster recovered, and thinned."""
+"""Training curves as lines: by epoch and step, with gaps where the cluster recovered, and thinned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from tfos_nb.errors import MissingPackage, PlanError
 from tfos_nb.runtime.control.reports import StepReport
-from tfos_nb.state.course import Point, chart, chart_names, thin_points, to_pandas, usual_axis
 from tfos_nb.state.history import History
+from tfos_nb.state.training_curve import Point, chart, chart_names, thin_points, to_pandas, usual_axis
 
 FELL = [Point(epoch, 10 * epoch, {"loss": 1 / epoch, "val_loss": 2 / epoch}, True) for epoch in (1, 2, 3)]
 WENT_ON = [Point(epoch, 10 * epoch, {"loss": 1 / epoch}, True, generation=2) for epoch in (4, 5)]
