@@ -214,16 +214,20 @@ def _follow(cluster: RunningCluster, node: str, seen: list[str]) -> None:
     """Print the new lines of a node until its cluster has ended or the kernel is interrupted."""
     with interruptible():
         try:
-            ended = False
-            while not ended:
-                ended = cluster.snapshot().status.ended  # checked first, so that the last lines are still read below
-                now = cluster.logs(node).splitlines()
-                _write(now[_overlap(seen, now) :])
-                seen = now
-                if not ended:
-                    threading.Event().wait(_FOLLOW_SECONDS)
+            _write_until_ended(cluster, node, seen)
         except KeyboardInterrupt:
             _write([f"{node} is no longer followed; its cluster continues"])
+
+
+def _write_until_ended(cluster: RunningCluster, node: str, seen: list[str]) -> None:
+    while True:
+        ended = cluster.snapshot().status.ended  # checked first, so that the last lines are still read below
+        now = cluster.logs(node).splitlines()
+        _write(now[_overlap(seen, now) :])
+        if ended:
+            return
+        seen = now
+        threading.Event().wait(_FOLLOW_SECONDS)
 
 
 def _several(nodes: list[str]) -> str:
