@@ -120,24 +120,34 @@ class Strangers:
 
     def _connections(self) -> Iterator[tuple[_Peer, socket.socket]]:
         """Yield the peers connected to the port, each with a socket that is valid until the next one."""
-        for descriptor in _descriptors():
-            with contextlib.suppress(OSError):  # not a socket, not connected, or closed by now
-                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    continue
-                os.dup2(descriptor, self._copy, inheritable=False)
-                connection = socket.socket(fileno=self._copy)
-                try:
-                    if connection.family in _INTERNET and connection.getsockname()[1] == self._port:
-                        address, port = connection.getpeername()[:2]
-                        yield (_plain(address), port), connection
-                finally:
-                    connection.detach()
-                    os.dup2(self._nothing, self._copy, inheritable=False)
+        for descriptor in filter(_is_socket, _descriptors()):
+            # Suppressed: it is not connected, or closed by now.
+            with contextlib.suppress(OSError), self._copy_of(descriptor) as connection:
+                if connection.family in _INTERNET and connection.getsockname()[1] == self._port:
+                    address, port = connection.getpeername()[:2]
+                    yield (_plain(address), port), connection
+
+    @contextlib.contextmanager
+    def _copy_of(self, descriptor: int) -> Iterator[socket.socket]:
+        os.dup2(descriptor, self._copy, inheritable=False)
+        connection = socket.socket(fileno=self._copy)
+        try:
+            yield connection
+        finally:
+            connection.detach()
+            os.dup2(self._nothing, self._copy, inheritable=False)
 
     def close(self) -> None:
         """Release the reserved descriptor."""
         os.close(self._nothing)
         os.close(self._copy)
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:  # closed by now
+        return False
 
 
 def _hang_up(connection: socket.socket) -> None:
