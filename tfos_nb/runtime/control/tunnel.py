@@ -173,14 +173,11 @@ class TunnelEnd:
     def _run(self, number: int) -> None:
         with self._free:
             connection = self._dial()
-            outgoing = _received(connection) if connection is not None else iter(())
             try:
-                for data in self._client.carry(number, outgoing):
-                    if connection is None:
-                        break
-                    connection.sendall(data)
-                if connection is not None:
-                    connection.shutdown(socket.SHUT_WR)
+                if connection is None:
+                    next(self._client.carry(number, iter(())), None)  # a stream that ends at once
+                else:
+                    self._exchange(number, connection)
             except OSError:
                 logger.debug("TensorBoard hung up on stream %d", number)
             except Exception as error:  # noqa: BLE001 - of gRPC's many: the driver, or this stream, has gone
@@ -188,6 +185,11 @@ class TunnelEnd:
             finally:
                 if connection is not None:
                     _hang_up(connection)
+
+    def _exchange(self, number: int, connection: socket.socket) -> None:
+        for data in self._client.carry(number, _received(connection)):
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
 
     def _dial(self) -> socket.socket | None:
         path = self._path()
