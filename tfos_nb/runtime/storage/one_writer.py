@@ -270,11 +270,16 @@ def _remove_left_behind(above: str) -> None:
     _cleared.add(above)
     for entry in os.scandir(above):
         with contextlib.suppress(OSError):  # another process may be removing it
-            if entry.name.startswith(_PART) and entry.is_dir(follow_symlinks=False):
-                times = [os.stat(folder).st_mtime for folder, _, _ in os.walk(entry.path)]
-                times += [os.stat(one.path).st_mtime for one in os.scandir(entry.path)]
-                if time.time() - max(times) > _LEFT_BEHIND:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+            if _is_left_behind(entry):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_left_behind(entry: os.DirEntry[str]) -> bool:
+    if not entry.name.startswith(_PART) or not entry.is_dir(follow_symlinks=False):
+        return False
+    times = [os.stat(folder).st_mtime for folder, _, _ in os.walk(entry.path)]
+    times += [os.stat(one.path).st_mtime for one in os.scandir(entry.path)]
+    return time.time() - max(times) > _LEFT_BEHIND
 
 
 WRITER = OneWriter()
