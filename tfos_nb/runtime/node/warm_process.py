@@ -584,15 +584,20 @@ def _make_private(directory: str) -> None:
 def _locked(path: str) -> Iterator[None]:
     deadline, nothing = time.monotonic() + _LOCKED_WITHIN, threading.Event()
     with open(path, "ab") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:  # the holder was stopped by a signal
-                    raise TimeoutError(f"another process has held {path} for {_LOCKED_WITHIN:g} s") from None
+        while not _try_lock(lock):
+            if time.monotonic() > deadline:  # the holder was stopped by a signal
+                raise TimeoutError(f"another process has held {path} for {_LOCKED_WITHIN:g} s")
             nothing.wait(0.02)  # flock has no timeout, so poll
         yield
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock a file, unless another process holds its lock; return whether it is locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _family() -> str:
