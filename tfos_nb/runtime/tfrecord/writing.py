@@ -312,8 +312,7 @@ def write_part(job: WriteJob, batches: Iterable[pa.RecordBatch], number: int) ->
     try:
         for directory, rows, data in job.encoding.pieces(batches):
             if directory not in sinks:
-                if len(sinks) == _OPEN_FILES:
-                    parts.append(sinks.pop(next(iter(sinks))).close())
+                parts += _close_to_make_room(sinks)
                 sinks[directory] = _Sink(job, directory, (number, len(parts) + len(sinks)))
             sinks[directory].write(data, rows)
         parts += [sink.close() for sink in sinks.values()]
@@ -322,6 +321,11 @@ def write_part(job: WriteJob, batches: Iterable[pa.RecordBatch], number: int) ->
             sink.discard()
         raise
     return RecordsWritten(socket.gethostname(), tuple(parts))
+
+
+def _close_to_make_room(sinks: dict[str, _Sink]) -> list[RecordFile]:
+    """Close the file that was opened first, if no more may be open; return the closed files."""
+    return [sinks.pop(next(iter(sinks))).close()] if len(sinks) == _OPEN_FILES else []
 
 
 class _Sink:
