@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
@@ -298,11 +299,10 @@ class ReadTask:
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the files."""
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for file in self.shares[number]:
-                    with open_file(file.url) as stream:
-                        yield from read_batches(self.reading, file, stream)
+        shares = (self.shares[number] for batch in numbers for number in batch.column(0).to_pylist())
+        for file in itertools.chain.from_iterable(shares):
+            with open_file(file.url) as stream:
+                yield from read_batches(self.reading, file, stream)
 
 
 @dataclass(frozen=True)
