@@ -95,14 +95,16 @@ class TFRecords:
 
     def _first_record(self) -> bytes:
         if self._first is None:
-            for file in self.files:
-                with naming(file), _content(file) as content:
-                    head = content.read(0, _BEFORE)
-                    if head:
-                        self._first = content.read(_BEFORE, _length_of(file, head, 0))
-                        return self._first
-            raise FeedFailed(f"none of the {len(self.files)} files has a record; the first is {self.files[0].url}")
+            self._first = self._read_first_record()
         return self._first
+
+    def _read_first_record(self) -> bytes:
+        for file in self.files:
+            with naming(file), _content(file) as content:
+                head = content.read(0, _BEFORE)
+                if head:
+                    return content.read(_BEFORE, _length_of(file, head, 0))
+        raise FeedFailed(f"none of the {len(self.files)} files has a record; the first is {self.files[0].url}")
 
 
 def _length_of(file: File, head: bytes, at: int) -> int:
