@@ -125,18 +125,19 @@ class Parquet:
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of spans, with only the given columns."""
         for file, group in itertools.groupby(spans, key=lambda span: span.file):
-            opened = self._open(file)
-            names = opened.schema_arrow.names
-            known = None if columns is None else [name for name in dict.fromkeys(columns) if name in names]
-            ends = _ends_of_groups(opened)
-            for span in group:
-                stop = opened.metadata.num_rows if span.stop is None else span.stop
-                for number in range(bisect.bisect_right(ends, span.start), bisect.bisect_left(ends, stop) + 1):
-                    if span.start < stop:
-                        at = ends[number - 1] if number else 0
-                        with naming(file):
-                            rows = opened.iter_batches(row_groups=[number], columns=known)
-                            yield from _sliced(rows, at, span.start, stop)
+            yield from self._batches_of(file, group, columns)
+
+    def _batches_of(self, file: File, spans: Iterable[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        opened = self._open(file)
+        names = opened.schema_arrow.names
+        known = None if columns is None else [name for name in dict.fromkeys(columns) if name in names]
+        ends = _ends_of_groups(opened)
+        for span in spans:
+            stop = opened.metadata.num_rows if span.stop is None else span.stop
+            for number in _groups_with(ends, span.start, stop):
+                with naming(file):
+                    rows = opened.iter_batches(row_groups=[number], columns=known)
+                    yield from _sliced(rows, ends[number - 1] if number else 0, span.start, stop)
 
     def first(self) -> pa.RecordBatch:
         """Return the first batch of rows, without rows if no file has any."""
@@ -150,6 +151,13 @@ class Parquet:
 def _ends_of_groups(opened: Any) -> list[int]:
     about = opened.metadata
     return list(itertools.accumulate(about.row_group(number).num_rows for number in range(about.num_row_groups)))
+
+
+def _groups_with(ends: Sequence[int], start: int, stop: int) -> range:
+    """Return the numbers of the row groups with rows from ``start`` to ``stop``, given where each group ends."""
+    if start >= stop:
+        return range(0)
+    return range(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
 
 
 def _sliced(batches: Iterable[pa.RecordBatch], at: int, start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
