@@ -215,10 +215,10 @@ def _leaving_no_sources() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in sys.modules.keys() - others:
-            if name.startswith("__autograph_generated_file"):
-                with contextlib.suppress(OSError):
-                    os.remove(sys.modules[name].__file__ or "")
+        generated = [name for name in sys.modules.keys() - others if name.startswith("__autograph_generated_file")]
+        for name in generated:
+            with contextlib.suppress(OSError):
+                os.remove(sys.modules[name].__file__ or "")
 
 
 def why_not_loaded(error: BaseException) -> str:
