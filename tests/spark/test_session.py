@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import RunScript
 from tests.versions import profiles
 from tfos_nb.errors import PlanError
-from tfos_nb.spark.pending_slots import PendingSlots, expect, still_pending
+from tfos_nb.spark.contexts.pending_slots import PendingSlots, expect, still_pending
 from tfos_nb.spark.session import (
     Busy,
     SparkJobs,

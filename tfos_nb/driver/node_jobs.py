@@ -12,7 +12,7 @@ from tfos_nb.driver.launching import Launching, NodeTasks
 from tfos_nb.driver.local_nodes import HostedNode
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
-from tfos_nb.spark.pending_slots import PendingSlots, expect
+from tfos_nb.spark.contexts.pending_slots import PendingSlots, expect
 from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end
 
 if TYPE_CHECKING:

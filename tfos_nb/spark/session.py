@@ -41,9 +41,9 @@ from tfos_nb.runtime.control.processes import left_behind, owner
 from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 from tfos_nb.spark.contexts import Context, context_of, is_connect
 from tfos_nb.spark.contexts.named import check_server, named_spark
+from tfos_nb.spark.contexts.pending_slots import ending
 from tfos_nb.spark.java import find_java
 from tfos_nb.spark.monitor import PORT, listener
-from tfos_nb.spark.pending_slots import ending
 from tfos_nb.spark.slots import (
     Busy,
     Room,

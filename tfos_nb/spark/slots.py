@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError, counted
 from tfos_nb.spark.contexts import Context, context_of
-from tfos_nb.spark.pending_slots import Busy, are_nodes, still_ending, still_pending
+from tfos_nb.spark.contexts.pending_slots import Busy, are_nodes, still_ending, still_pending
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

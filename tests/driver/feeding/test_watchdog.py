@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
-from tfos_nb.spark.pending_slots import Busy, PendingSlots, expect
+from tfos_nb.spark.contexts.pending_slots import Busy, PendingSlots, expect
 from tfos_nb.spark.slots import Room
 
 TIMEOUT = 10.0

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfos_nb.spark.pending_slots import Busy
+from tfos_nb.spark.contexts.pending_slots import Busy
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

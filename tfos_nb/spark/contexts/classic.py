@@ -12,7 +12,7 @@ from pyspark import InheritableThread, SparkContext
 
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts.base import Context
-from tfos_nb.spark.pending_slots import Busy
+from tfos_nb.spark.contexts.pending_slots import Busy
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.models.model_cache import Inline
 from tfos_nb.spark.contexts.base import Context
-from tfos_nb.spark.pending_slots import Busy, held
+from tfos_nb.spark.contexts.pending_slots import Busy, held
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
