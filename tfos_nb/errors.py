@@ -173,3 +173,16 @@ def near(name: object, names: Iterable[str]) -> str:
     """
     found = difflib.get_close_matches(str(name), list(names), 1)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint like that of :func:`near` for a word that a user has typed: in any case, and without quotes.
+
+    Examples
+    --------
+    >>> nearest("Train_fd", ["train_df", "test_df"])
+    '; did you mean train_df?'
+    """
+    by_small_letters = {name.casefold(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.casefold(), by_small_letters, n=1, cutoff=0.6)
+    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import difflib
 import keyword
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, nearest
 
 __all__ = [
     "LineParser",
@@ -22,7 +21,6 @@ __all__ = [
     "find_data",
     "find_variable",
     "is_data",
-    "nearest",
     "seconds",
     "split_line",
     "whole",
@@ -143,13 +141,6 @@ def split_line(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError:
         raise PlanError("the line has an opening quote or backslash without its end: add the end") from None
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint to the most similar known word, ``"; did you mean train_df?"``; empty if none is similar."""
-    by_small_letters = {name.casefold(): name for name in sorted(known)}
-    close = difflib.get_close_matches(word.casefold(), by_small_letters, n=1, cutoff=0.6)
-    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def whole(text: str) -> int:

@@ -18,8 +18,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.magics.arguments import nearest
+from tfos_nb.errors import PlanError, TfosError, nearest
 
 __all__ = ["CellProgram", "CellSyntaxError", "ParsedCell", "parse_cell"]
 

@@ -13,10 +13,10 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.errors import PlanError, TfosError, nearest
 from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
-from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
+from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data
 from tfos_nb.magics.cell_work import CellWork
 from tfos_nb.magics.clusters import RunningCluster, clusters_of, pick, say_stopped
 from tfos_nb.magics.defaults import Defaults

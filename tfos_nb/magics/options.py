@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.driver.settings import Settings
-from tfos_nb.errors import PlanError
-from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, nearest, seconds, whole
+from tfos_nb.errors import PlanError, nearest
+from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, seconds, whole
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 __all__ = ["LaunchOptions", "build_parser", "describe", "parse_options"]

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from tfos_nb.errors import PlanError
-from tfos_nb.magics.arguments import nearest
+from tfos_nb.errors import PlanError, nearest
 from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.ports import allowed_ports
 from tfos_nb.spark import monitor
