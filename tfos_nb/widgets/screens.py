@@ -10,10 +10,9 @@ from typing import Any, TextIO
 from IPython.display import DisplayHandle, clear_output, display
 
 from tfos_nb.state.cluster_state import ClusterState, NodeState
-from tfos_nb.widgets import terminal
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.text import WIDTH, render_text
-from tfos_nb.widgets.words import wording
+from tfos_nb.widgets.words import terminal, wording
 
 __all__ = [
     "ClearingScreen",

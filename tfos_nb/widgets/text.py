@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
-from tfos_nb.widgets import terminal
-from tfos_nb.widgets.words import facts, wording
+from tfos_nb.widgets.words import facts, terminal, wording
 from tfos_nb.widgets.words.trouble import headline, trouble_first
 
 __all__ = ["WIDTH", "render_text"]
