@@ -23,8 +23,8 @@ from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.state.history import History
 from tfos_nb.tfrecord.outcome import Saved
 from tfos_nb.tfrecord.skipped import Skipped
-from tfos_nb.widgets import render_html
-from tfos_nb.widgets.reprs import RENDERINGS, links
+from tfos_nb.widgets import cluster_display, render_html
+from tfos_nb.widgets.reprs import RENDERINGS
 
 KERNEL = type("InKernel", (), {"has_trait": staticmethod(lambda name: name == "kernel"), "user_ns": {}})
 
@@ -154,7 +154,7 @@ def test_the_links_lead_through_the_servers_proxy(running: ClusterState, monkeyp
     monkeypatch.setenv("JPY_SESSION_NAME", "/work/run.ipynb")
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/alice/")
     state = replace(running, spark_ui="http://driver:4040", log_dir="")
-    assert links.links_to(Watched(state), state) == [("Spark UI", "/user/alice/proxy/4040/jobs/")]
+    assert cluster_display.links_to(Watched(state), state) == [("Spark UI", "/user/alice/proxy/4040/jobs/")]
     html = shown(Watched(state))["text/html"]
     assert '<a class="t-button" href="/user/alice/proxy/4040/jobs/" target="_blank" rel="noopener noreferrer">' in html
 
@@ -162,13 +162,15 @@ def test_the_links_lead_through_the_servers_proxy(running: ClusterState, monkeyp
 def test_no_link_leads_to_a_spark_without_a_ui_or_from_databricks(
     running: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert links.links_to(Watched(running), running) == []
+    assert cluster_display.links_to(Watched(running), running) == []
     state = replace(running, spark_ui="http://driver:4040")
-    assert links.links_to(Watched(state), state) == [("Spark UI", "http://driver:4040")], "its own address, by itself"
+    assert cluster_display.links_to(Watched(state), state) == [("Spark UI", "http://driver:4040")], (
+        "its own address, by itself"
+    )
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
-    assert links.links_to(Watched(state), state) == []
+    assert cluster_display.links_to(Watched(state), state) == []
     state = replace(running, spark_ui="javascript:alert(1)")
-    assert links.links_to(Watched(state), state) == []
+    assert cluster_display.links_to(Watched(state), state) == []
 
 
 # --- a plan

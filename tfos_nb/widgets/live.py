@@ -21,7 +21,7 @@ from IPython.display import display
 from tfos_nb.errors import TfosError
 from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets.choice import choose_rendering, choose_screen
-from tfos_nb.widgets.reprs import cluster_bundle
+from tfos_nb.widgets.cluster_display import cluster_bundle
 from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen
 from tfos_nb.widgets.text import WIDTH
 from tfos_nb.widgets.words import wording

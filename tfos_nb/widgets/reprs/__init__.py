@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfos_nb.widgets.choice import choose_rendering
-from tfos_nb.widgets.reprs.clusters import cluster_bundle, plan_bundle, planned_state
+from tfos_nb.widgets.cluster_display import cluster_bundle
+from tfos_nb.widgets.reprs.plans import plan_bundle, planned_state
 from tfos_nb.widgets.reprs.records import saved_bundle, skipped_bundle
 from tfos_nb.widgets.reprs.runs import run_bundle, runs_bundle
 from tfos_nb.widgets.reprs.trainings import history_bundle
 
-__all__ = ["RENDERINGS", "cluster_bundle", "plan_bundle", "planned_state", "rendered", "rendered_html", "runs_bundle"]
+__all__ = ["RENDERINGS", "plan_bundle", "planned_state", "rendered", "rendered_html", "runs_bundle"]
 
 RENDERINGS: Mapping[str, Callable[[Any], dict[str, str]]] = {
     "cluster": cluster_bundle,

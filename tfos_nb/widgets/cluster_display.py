@@ -1,20 +1,41 @@
-"""Links from a cluster's static panel to Spark's UI and to TensorBoard, as far as a browser can follow them."""
+"""Display of a cluster as it is now, as HTML and as text.
+
+It links to Spark's UI and to TensorBoard, as far as a browser can follow the links.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Any
 
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.state.training_curve import thin_points
 from tfos_nb.widgets.extension import ask_extension
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url
+from tfos_nb.widgets.html import render_html
+from tfos_nb.widgets.text import WIDTH, render_text
 
-__all__ = ["links_to"]
+__all__ = ["cluster_bundle", "links_to"]
+
+_POINTS_SHOWN = 400
 
 _SECONDS = 1.0
 """Time for the Jupyter server of this machine to say whether it has the extension."""
+
+
+def cluster_bundle(cluster: Any, *, every_node: bool = False, width: int = WIDTH) -> dict[str, str]:
+    """Return a cluster's panel as it is now: static HTML with links to Spark's UI and TensorBoard, and text."""
+    state: ClusterState = cluster.snapshot()
+    history: Any = getattr(cluster, "history", None)
+    if history is not None and not state.points:
+        state = replace(state, points=tuple(thin_points(history.points(), _POINTS_SHOWN)))
+    return {
+        "text/html": render_html(state, every_node=every_node, links=links_to(cluster, state)),
+        "text/plain": render_text(state, every_node=every_node, width=width),
+    }
 
 
 def links_to(cluster: Any, state: ClusterState) -> list[tuple[str, str]]:

@@ -1,33 +1,14 @@
-"""Displays of a cluster and of a plan."""
+"""Display of a plan."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from html import escape
-from typing import Any
 
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.state.cluster_state import ClusterState, NodeState
-from tfos_nb.state.training_curve import thin_points
 from tfos_nb.widgets.html import render_html, render_section
-from tfos_nb.widgets.reprs.links import links_to
-from tfos_nb.widgets.text import WIDTH, render_text
 
-__all__ = ["cluster_bundle", "plan_bundle", "planned_state"]
-
-_POINTS_SHOWN = 400
-
-
-def cluster_bundle(cluster: Any, *, every_node: bool = False, width: int = WIDTH) -> dict[str, str]:
-    """Return a cluster's panel as it is now: static HTML with links to Spark's UI and TensorBoard, and text."""
-    state: ClusterState = cluster.snapshot()
-    history: Any = getattr(cluster, "history", None)
-    if history is not None and not state.points:
-        state = replace(state, points=tuple(thin_points(history.points(), _POINTS_SHOWN)))
-    return {
-        "text/html": render_html(state, every_node=every_node, links=links_to(cluster, state)),
-        "text/plain": render_text(state, every_node=every_node, width=width),
-    }
+__all__ = ["plan_bundle", "planned_state"]
 
 
 def planned_state(plan: ClusterPlan) -> ClusterState:
