@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from tests.tfrecord.test_codec import example
+from tests.runtime.tfrecord.test_codec import example
 from tfos_nb.compat import dfutil
 from tfos_nb.errors import FeedFailed, PlanError
 

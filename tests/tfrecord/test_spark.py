@@ -17,7 +17,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, FloatType, StructType
 
-from tests.tfrecord.test_codec import example
+from tests.runtime.tfrecord.test_codec import example
 from tests.versions import data_sources
 from tfos_nb import tfrecord
 from tfos_nb.errors import FeedFailed, PlanError

@@ -10,7 +10,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from tests.tfrecord.test_framing import read
+from tests.runtime.tfrecord.test_framing import read
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.tfrecord.fields import Field, RecordType
 from tfos_nb.runtime.tfrecord.files import found
