@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import RunScript
 from tests.faults import its_supervisor, its_warm_process
-from tests.test_supervisor import Node
+from tests.runtime.node.test_supervisor import Node
 from tests.waiting import until
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.node import warm_process
