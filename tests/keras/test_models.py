@@ -22,7 +22,8 @@ SOME = (
     "metric function that compares rows, weighted", "compares rows, with a variable", "loss function of pairs",
     "steps_per_execution", "that clips",
     "divides by the batch",
-    "two optimizers", "own arguments", "own targets", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
+    "two optimizers", "own arguments", "own targets", "own compute_loss",
+    "outputs with", "with a masked mean", "a mean of some", "adds a sum",
     "a sum, means and a regularizer", "strings", "positions, Adam", "tokens of the same table", "mixed_bfloat16",
     "results that a step", "moves, own predict_step", "overridden apply_gradients",
 )  # fmt: skip
