@@ -9,5 +9,6 @@ setup(
     data_files=[
         (f"etc/jupyter/{CONFIG}", glob(f"jupyter-config/{CONFIG}/*.json")),
         ("share/tfos_nb/notebooks", glob("notebooks/*.ipynb")),
+        ("share/tfos_nb/kubernetes", glob("docs/kubernetes/*")),
     ]
 )

@@ -51,6 +51,7 @@ def test_the_wheel_holds_the_package_and_what_jupyter_looks_for(built: Path) -> 
         metadata = wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
     quickstart = [name for name in names if name.endswith("data/share/tfos_nb/notebooks/01_quickstart.ipynb")]
     assert len(quickstart) == 1, "python -m tfos_nb.demo runs it"
+    assert [name for name in names if name.endswith("data/share/tfos_nb/kubernetes/kustomization.yaml")]
     assert enabled == {"ServerApp": {"jpserver_extensions": {"tfos_nb.serverext": True}}}
     assert f"\nVersion: {tfos_nb.__version__}\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata

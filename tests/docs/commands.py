@@ -73,6 +73,9 @@ def _benchmarks(words: Words) -> Words:
 
 
 def _own(words: Words) -> Words:
+    if words[3:5] == ["kubernetes", "render"]:
+        known = _help_of("-m", "tfos_nb", "kubernetes", "render")
+        return [f"no option {word}" for word in words[5:] if word.startswith("--") and word not in known]
     return [] if words[3] in _COMMANDS else [f"no command {words[3]}"]
 
 

@@ -1,0 +1,133 @@
+"""Manifests with a user's own values: what changes, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.docs.manifests import rendered as as_kustomize_renders
+from tfos_nb.__main__ import main
+from tfos_nb.errors import PlanError
+from tfos_nb.kubernetes import Values, render
+
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+OWN = Values(
+    "training",
+    "registry.example:5000/team/tfos-nb:1.2",
+    executors=7,
+    executor_cores=4,
+    executor_memory="2g",
+    executor_overhead="12g",
+    shm="6Gi",
+    spill="200Gi",
+    gpus=2,
+    notebook_cpus="500m",
+    notebook_memory="8Gi",
+    storage="1Ti",
+    storage_class="nfs.fast",
+    create_namespace=True,
+    conf={"spark.task.cpus": "2", "spark.driver.memory": "2g"},
+)
+
+
+def objects(values: Values) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(render(values))}
+
+
+def settings(made: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:
+    text = made["ConfigMap", "tfos-nb-spark"]["data"]["spark-defaults.conf"]
+    lines = [line.split(None, 1) for line in text.splitlines() if line and not line.startswith("#")]
+    assert len({line[0] for line in lines}) == len(lines), "a setting is there twice"
+    return {line[0]: line[1] for line in lines}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("values", [Values("n", "i"), OWN])
+def test_kubernetes_knows_every_field(values: Values, version: str) -> None:
+    made = objects(values)
+    for one in made.values():
+        kubernetes_validate.validate(one, version, strict=True)
+        if one["kind"] != "Namespace":
+            assert one["metadata"]["namespace"] == values.namespace
+    for text in made["ConfigMap", "tfos-nb-executors"]["data"].values():
+        kubernetes_validate.validate(yaml.safe_load(text), version, strict=True)
+
+
+def test_without_values_of_ones_own_all_is_as_in_the_docs() -> None:
+    made = objects(Values("training", "registry.example/tfos-nb:1"))
+    assert len(made) == len(as_kustomize_renders())
+    for theirs in copy.deepcopy(as_kustomize_renders()):
+        ours = made[theirs["kind"], theirs["metadata"]["name"]]
+        theirs["metadata"]["namespace"] = "training"
+        for subject in theirs.get("subjects", ()):
+            subject["namespace"] = "training"
+        if theirs["metadata"]["name"] == "tfos-nb-executors":
+            assert {name: yaml.safe_load(text) for name, text in ours.pop("data").items()} == {
+                name: yaml.safe_load(text) for name, text in theirs.pop("data").items()
+            }
+        assert ours == theirs
+
+
+def test_each_value_is_where_it_belongs() -> None:
+    made = objects(OWN)
+    assert made["Namespace", "training"]["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert made["RoleBinding", "tfos-nb"]["subjects"][0]["namespace"] == "training"
+    claim = made["PersistentVolumeClaim", "tfos-nb-shared"]["spec"]
+    assert (claim["storageClassName"], claim["resources"]["requests"]["storage"]) == ("nfs.fast", "1Ti")
+    (notebook,) = made["StatefulSet", "notebook"]["spec"]["template"]["spec"]["containers"]
+    assert notebook["image"] == OWN.image
+    assert notebook["resources"] == {"requests": {"cpu": "500m", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
+    found = settings(made)
+    expected = {
+        "spark.kubernetes.container.image": OWN.image,
+        "spark.kubernetes.executor.podTemplateFile": "/etc/tfos-nb/executor-gpu.yaml",
+        "spark.executor.instances": "7",
+        "spark.executor.cores": "4",
+        "spark.executor.memory": "2g",
+        "spark.executor.memoryOverhead": "12g",
+        "spark.executor.resource.gpu.amount": "2",
+        "spark.task.cpus": "2",
+        "spark.driver.memory": "2g",
+    }
+    assert found.items() >= expected.items()
+    template = yaml.safe_load(made["ConfigMap", "tfos-nb-executors"]["data"]["executor-gpu.yaml"])["spec"]
+    sizes = {volume["name"]: volume.get("emptyDir", {}).get("sizeLimit") for volume in template["volumes"]}
+    assert (sizes["shm"], sizes["spark-local-dir-1"]) == ("6Gi", "200Gi")
+    assert template["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"namespace": "My_Team"}, "--namespace must be up to 63 small letters, digits and hyphens, .*got 'My_Team'"),
+        ({"namespace": "n" * 64}, "--namespace must be"),
+        ({"image": "tfos nb"}, "--image must be the name of an image"),
+        ({"executors": 0}, "--executors must be 1 or more, got 0"),
+        ({"gpus": -1}, "--gpus must be 0 or more"),
+        ({"executor_memory": "1Gi"}, "--executor-memory must be a size in Spark's units, such as 3g, got '1Gi'"),
+        ({"storage": "50g"}, "--storage must be a size in Kubernetes' units, such as 4Gi, got '50g'"),
+        ({"notebook_cpus": "two"}, "--notebook-cpus must be a number of CPUs"),
+        ({"storage_class": "NFS"}, "--storage-class must be the name of a StorageClass: kubectl get storageclass"),
+        ({"shm": "3Gi"}, "--shm must be less than --executor-overhead, .* got 3Gi and 3g: raise"),
+        ({"conf": {"spark.executor.cores": "4"}}, "--conf spark.executor.cores: .*: give --executor-cores"),
+        ({"conf": {"executor.cores": "4"}}, "--conf executor.cores: must be a setting of Spark's"),
+    ],
+)
+def test_a_value_that_kubernetes_or_spark_would_refuse_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        Values(**{"namespace": "n", "image": "i", **given})
+
+
+def test_the_command_prints_yaml_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["kubernetes", "render", "--namespace", "n", "--image", "i:1", "--conf", "spark.sql.shuffle.partitions=8"]
+    assert main(command) == 0
+    made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(capsys.readouterr().out)}
+    assert settings(made)["spark.sql.shuffle.partitions"] == "8"
+    assert main([*command, "--shm", "9Gi"]) == 1
+    assert capsys.readouterr().err.startswith("--shm must be less than --executor-overhead")
+    assert main([*command, "--conf", "spark.x"]) == 1
+    assert capsys.readouterr().err.startswith("--conf spark.x: must be a setting of Spark's and its value")

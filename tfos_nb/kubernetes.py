@@ -1,0 +1,389 @@
+"""Write the manifests of docs/kubernetes with a user's own values: ``python -m tfos_nb kubernetes render``.
+
+::
+
+    docs/kubernetes/*.yaml, spark-defaults.conf  ──▶  render(Values)  ──▶  one YAML text for kubectl apply -f -
+
+The files come with the wheel. They are read and written by PyYAML, without a language for templates: only values are
+replaced, in the objects. docs/kubernetes.md explains the objects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tfos_nb.errors import MissingPackage, PlanError
+
+__all__ = ["Values", "add_options", "render", "values_of"]
+
+_FOLDER = Path("docs/kubernetes")
+_SETTINGS = "spark-defaults.conf"
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_IMAGE = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_SPARK_SIZE = re.compile(r"(\d+)([kmgt])b?")
+_CPUS = re.compile(r"\d+(\.\d{1,3})?|\d+m")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)
+}
+_IN_SPARKS = (_SPARK_SIZE, "a size in Spark's units, such as 3g")
+_IN_KUBERNETES = (_QUANTITY, "a size in Kubernetes' units, such as 4Gi")
+_FORMS = {
+    "namespace": (_LABEL, "up to 63 small letters, digits and hyphens, such as tfos-nb"),
+    "image": (_IMAGE, "the name of an image, such as registry.example/tfos-nb:1"),
+    "executor_memory": _IN_SPARKS,
+    "executor_overhead": _IN_SPARKS,
+    "shm": _IN_KUBERNETES,
+    "spill": _IN_KUBERNETES,
+    "notebook_cpus": (_CPUS, "a number of CPUs, such as 1 or 500m"),
+    "notebook_memory": _IN_KUBERNETES,
+    "storage": _IN_KUBERNETES,
+}
+_FIXED = {
+    "spark.driver.host": "it is the name of the service",
+    "spark.driver.port": "the service and the network policy have the same ports",
+    "spark.blockManager.port": "the service and the network policy have the same ports",
+    "spark.kubernetes.container.image": "give --image",
+    "spark.kubernetes.namespace": "give --namespace",
+    "spark.executor.instances": "give --executors",
+    "spark.executor.cores": "give --executor-cores",
+    "spark.executor.memory": "give --executor-memory",
+    "spark.executor.memoryOverhead": "give --executor-overhead",
+    "spark.executor.resource.gpu.amount": "give --gpus",
+    "spark.kubernetes.executor.podTemplateFile": "--gpus chooses the template",
+}
+"""Settings that the manifests depend on, or that have an option."""
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of a user's own; all others are those of docs/kubernetes.
+
+    Parameters
+    ----------
+    namespace : str
+        The namespace of all objects.
+    image : str
+        The image of the notebook and of the executors, which docs/kubernetes/Dockerfile describes.
+    executors : int
+        Number of executors of a session.
+    executor_cores : int
+        Cores, and so slots, of each.
+    executor_memory, executor_overhead : str
+        Memory of an executor's JVM, and of all else in its pod, in Spark's units (``3g``). TensorFlow and ``/dev/shm``
+        are in the second.
+    shm, spill : str
+        Size of an executor's ``/dev/shm``, and of its volume for rows and shuffles, in Kubernetes' units (``1Gi``).
+    gpus : int
+        NVIDIA's GPUs of an executor.
+    notebook_cpus, notebook_memory : str
+        CPUs and memory of the notebook's pod, in Kubernetes' units.
+    storage, storage_class : str
+        Size of the volume ``/shared``, and its class; empty for the cluster's default class.
+    create_namespace : bool
+        Whether the namespace is among the objects.
+    conf : mapping
+        More of Spark's settings.
+
+    Raises
+    ------
+    PlanError
+        If a value is not valid.
+    """
+
+    namespace: str
+    image: str
+    executors: int = 2
+    executor_cores: int = 2
+    executor_memory: str = "1g"
+    executor_overhead: str = "3g"
+    shm: str = "1Gi"
+    spill: str = "20Gi"
+    gpus: int = 0
+    notebook_cpus: str = "1"
+    notebook_memory: str = "4Gi"
+    storage: str = "50Gi"
+    storage_class: str = ""
+    create_namespace: bool = False
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (form, wanted) in _FORMS.items():
+            _check(name, getattr(self, name), form, wanted)
+        for name, least in (("executors", 1), ("executor_cores", 1), ("gpus", 0)):
+            if getattr(self, name) < least:
+                raise PlanError(f"--{_option(name)} must be {least} or more, got {getattr(self, name)}")
+        for part in self.storage_class.split(".") if self.storage_class else ():
+            _check("storage_class", part, _LABEL, "the name of a StorageClass: kubectl get storageclass lists them")
+        if _bytes(self.shm) >= _bytes(self.executor_overhead):
+            raise PlanError(
+                f"--shm must be less than --executor-overhead, of whose memory it is a part, got {self.shm} and "
+                f"{self.executor_overhead}: raise --executor-overhead"
+            )
+        for key in self.conf:
+            _check_setting(key)
+
+
+def _check_setting(key: str) -> None:
+    if not re.fullmatch(r"spark(\.[\w-]+)+", key):
+        raise PlanError(f"--conf {key}: must be a setting of Spark's and its value, such as spark.task.cpus=2")
+    if key in _FIXED:
+        raise PlanError(f"--conf {key}: this setting cannot be given here: {_FIXED[key]}")
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _check(name: str, value: str, form: re.Pattern[str], wanted: str) -> None:
+    if not form.fullmatch(value):
+        raise PlanError(f"--{_option(name)} must be {wanted}, got {value!r}")
+
+
+def _bytes(size: str) -> float:
+    """Return a size in Kubernetes' or Spark's units in bytes.
+
+    Examples
+    --------
+    >>> _bytes("1Gi") == _bytes("1g") == 2**30, _bytes("1G")
+    (True, 1000000000.0)
+    """
+    if of_spark := _SPARK_SIZE.fullmatch(size):
+        return float(of_spark[1]) * 1024.0 ** ("kmgt".index(of_spark[2]) + 1)
+    found = _QUANTITY.fullmatch(size)
+    assert found is not None, "it was checked"
+    return float(found[1]) * float(_UNITS[found[2] or ""])
+
+
+# --- the options of the command ---------------------------------------------------------------------------------------
+
+_HELP = {
+    "namespace": "the namespace of all objects",
+    "image": "the image of the notebook and of the executors",
+    "executors": "number of executors of a session",
+    "executor_cores": "cores, and so slots, of an executor",
+    "executor_memory": "memory of an executor's JVM, in Spark's units",
+    "executor_overhead": "memory of all else in an executor's pod: TensorFlow, rows, /dev/shm",
+    "shm": "size of an executor's /dev/shm, in Kubernetes' units",
+    "spill": "size of an executor's volume for rows and shuffles",
+    "gpus": "NVIDIA's GPUs of an executor",
+    "notebook_cpus": "CPUs of the notebook's pod",
+    "notebook_memory": "memory of the notebook's pod",
+    "storage": "size of the volume /shared",
+    "storage_class": "class of the volume /shared, which many pods may write to",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each of :class:`Values`."""
+    for one in fields(Values):
+        if one.name not in _HELP:
+            continue
+        required = one.name in ("namespace", "image")
+        default = None if required else one.default
+        told = _HELP[one.name] + (f" (default: {default})" if default else "")
+        kind = int if isinstance(default, int) else str
+        metavar = "N" if kind is int else one.name.rpartition("_")[2].upper()
+        parser.add_argument(
+            f"--{_option(one.name)}", required=required, default=default, type=kind, metavar=metavar, help=told
+        )
+    parser.add_argument("--create-namespace", action="store_true", help="have the namespace among the objects")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="K=V", help="one more of Spark's settings; may be repeated"
+    )
+
+
+def values_of(asked: argparse.Namespace) -> Values:
+    """Return the values that a command line has.
+
+    Raises
+    ------
+    PlanError
+        If one is not valid.
+    """
+    pairs = [text.partition("=") for text in asked.conf]
+    for text, (_, sign, value) in zip(asked.conf, pairs, strict=True):
+        if not sign or not value.strip():
+            raise PlanError(f"--conf {text}: must be a setting of Spark's and its value, such as spark.task.cpus=2")
+    given = {one.name: getattr(asked, one.name) for one in fields(Values) if one.name != "conf"}
+    return Values(**given, conf={key.strip(): value.strip() for key, _, value in pairs})
+
+
+# --- the objects ------------------------------------------------------------------------------------------------------
+
+
+def render(values: Values) -> str:
+    """Return the objects as YAML, for ``kubectl apply -f -``.
+
+    Raises
+    ------
+    MissingPackage
+        If PyYAML is not installed.
+    PlanError
+        If the files are not found.
+
+    Examples
+    --------
+    >>> print(render(Values("training", "registry.example/tfos-nb:1", create_namespace=True)).partition("---")[0])
+    apiVersion: v1
+    kind: Namespace
+    metadata:
+      name: training
+      labels:
+        pod-security.kubernetes.io/enforce: restricted
+    <BLANKLINE>
+    """
+    yaml = _yaml()
+    folder = _folder()
+    (listed,) = yaml.safe_load_all((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    objects = [one for name in listed["resources"] for one in _read(folder / name)]
+    objects += [
+        _config_map(made["name"], {name: _text_of(folder / name, values) for name in made["files"]})
+        for made in listed["configMapGenerator"]
+    ]
+    for one in objects:
+        _ADAPT.get(one["kind"], _as_it_is)(one, values)
+        one["metadata"]["namespace"] = values.namespace
+        for subject in one.get("subjects", ()):  # of a RoleBinding, in which the namespace cannot be left out
+            subject["namespace"] = values.namespace
+    first = [_namespace(values.namespace)] if values.create_namespace else []
+    return str(yaml.dump_all([*first, *objects], Dumper=_dumper(), sort_keys=False, width=120, allow_unicode=True))
+
+
+def _yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ImportError:
+        told = "PyYAML is not installed in this Python: python -m pip install 'tfos_nb[kubernetes]'"
+        raise MissingPackage(told) from None
+
+
+def _dumper() -> Any:
+    """Return a dumper that writes texts of several lines as such."""
+    yaml = _yaml()
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return Dumper
+
+
+def _folder() -> Path:
+    """Return the folder of the manifests: where pip has put them, or in the checkout of this file."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("tfos_nb") or ():
+            if file.name == "kustomization.yaml":
+                return Path(os.path.normpath(file.locate())).parent
+    there = Path(__file__).resolve().parents[1] / _FOLDER  # an editable install lists no data files
+    if not (there / "kustomization.yaml").is_file():
+        raise PlanError(f"{there}: the manifests are not there; install tfos_nb again with pip")
+    return there
+
+
+def _read(path: Path) -> Iterator[Object]:
+    yield from _yaml().safe_load_all(path.read_text(encoding="utf-8"))
+
+
+def _text_of(path: Path, values: Values) -> str:
+    """Return the content of a file for a ConfigMap."""
+    if path.name == _SETTINGS:
+        return _with_settings(path.read_text(encoding="utf-8"), _settings(values))
+    (pod,) = _read(path)
+    _adapt_executor(pod, values)
+    return str(_yaml().dump(pod, Dumper=_dumper(), sort_keys=False, width=120))
+
+
+def _config_map(name: str, data: Mapping[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": dict(data)}
+
+
+def _namespace(name: str) -> Object:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def _settings(values: Values) -> dict[str, str]:
+    found = {
+        "spark.kubernetes.container.image": values.image,
+        "spark.executor.instances": str(values.executors),
+        "spark.executor.cores": str(values.executor_cores),
+        "spark.executor.memory": values.executor_memory,
+        "spark.executor.memoryOverhead": values.executor_overhead,
+    }
+    if values.gpus:
+        found |= {
+            "spark.kubernetes.executor.podTemplateFile": "/etc/tfos-nb/executor-gpu.yaml",
+            "spark.executor.resource.gpu.amount": str(values.gpus),
+            "spark.executor.resource.gpu.vendor": "nvidia.com",
+            "spark.executor.resource.gpu.discoveryScript": "/opt/spark/getGpusResources.sh",
+            "spark.task.resource.gpu.amount": "1",
+        }
+    return {**found, **values.conf}
+
+
+def _with_settings(text: str, settings: Mapping[str, str]) -> str:
+    """Return the text of spark-defaults.conf with other values, and with those that it does not have at its end.
+
+    Examples
+    --------
+    >>> _with_settings("spark.a   2", {"spark.a": "4", "spark.b": "0"}).splitlines()
+    ['spark.a   4', '', 'spark.b   0']
+    """
+    left = dict(settings)
+    lines = []
+    for line in text.splitlines():
+        found = re.match(r"(spark\S+)(\s+)", line)
+        if found is not None and found[1] in left:
+            line = f"{found[1]}{found[2]}{left.pop(found[1])}"
+        lines.append(line)
+    added = ["", *(f"{key}   {value}" for key, value in left.items())] if left else []
+    return "\n".join([*lines, *added]) + "\n"
+
+
+def _as_it_is(one: Object, values: Values) -> None:
+    """Change nothing."""
+
+
+def _adapt_notebook(one: Object, values: Values) -> None:
+    (container,) = one["spec"]["template"]["spec"]["containers"]
+    container["image"] = values.image
+    container["resources"] = {
+        "requests": {"cpu": values.notebook_cpus, "memory": values.notebook_memory},
+        "limits": {"memory": values.notebook_memory},
+    }
+
+
+def _adapt_volume(one: Object, values: Values) -> None:
+    one["spec"]["resources"]["requests"]["storage"] = values.storage
+    if values.storage_class:
+        one["spec"]["storageClassName"] = values.storage_class
+
+
+def _adapt_executor(pod: Object, values: Values) -> None:
+    sizes = {"shm": values.shm, "spark-local-dir-1": values.spill}
+    for volume in pod["spec"]["volumes"]:
+        if volume["name"] in sizes:
+            volume["emptyDir"]["sizeLimit"] = sizes[volume["name"]]
+    for container in pod["spec"]["containers"]:
+        if "resources" in container and values.gpus:
+            container["resources"]["limits"]["nvidia.com/gpu"] = values.gpus
+
+
+_ADAPT = {"StatefulSet": _adapt_notebook, "PersistentVolumeClaim": _adapt_volume}
