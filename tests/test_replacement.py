@@ -48,7 +48,7 @@ def counting_with_a_question_never_answered(args: dict[str, Any], ctx: Any) -> A
             Path(args["asked"]).touch()
             threading.Event().wait()
 
-        peers._STANDS_STILL = 2.0  # type: ignore[misc]
+        peers._NO_ANSWER = 2.0  # type: ignore[misc]
         context.context().update_server_def = never
     return counting_steps(args, ctx)
 

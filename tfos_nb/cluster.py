@@ -325,7 +325,7 @@ class Cluster(Rich):
             nodes.submit()
             self._outcome.jobs = lambda: nodes.running
             self._lifecycle.at_rendezvous(nodes.submit_again)
-            self._lifecycle.at_lone_node(nodes.submit_again)
+            self._lifecycle.at_resubmission(nodes.submit_again)
             self._lifecycle.at_rendezvous(self._training_calls.rewind)
         except BaseException:
             self._lifecycle.never_began(door)

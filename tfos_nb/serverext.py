@@ -28,10 +28,10 @@ from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import iostream, web
 
-from tfos_nb import __version__
 from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.message_page import page
+from tfos_nb.version import __version__
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp

@@ -568,7 +568,7 @@ def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_histo
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(2)
-    cluster.controller.members.restarts_left = 1
+    cluster.controller.membership.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(beat("worker:0", None, end_of(1, 0.9), end_of(2, 0.8)))
     cluster.say(ended("worker:1", None, "SIGKILL"))

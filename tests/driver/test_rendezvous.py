@@ -32,7 +32,7 @@ NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server, which serve."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.controller.members.restarts_left = 2
+    cluster.controller.membership.restarts_left = 2
     cluster.bring_up(*NODES)
     for node in NODES[1:]:
         cluster.say(Serving(node))
@@ -44,7 +44,7 @@ def coordinated(make: Callable[..., Cluster]) -> Cluster:
 def pair(make: Callable[..., Cluster]) -> Cluster:
     """Two workers that train together."""
     cluster = make(workers=2)
-    cluster.controller.members.restarts_left = 2
+    cluster.controller.membership.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1")
     return cluster
 
@@ -220,7 +220,7 @@ def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice
         come_late(pair, "worker:1")
         pair.streams["worker:1"].end()
         pair.until(lambda: "worker:1" in pair.controller.missing)
-        assert bool(pair.controller.members.alone) is left
+        assert bool(pair.controller.membership.alone) is left
     assert pair.controller.missing == ("worker:1",)
 
 
@@ -235,7 +235,7 @@ def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster,
         if refused:
             late = pair.streams[f"late {number}"] = pair.client.attend()
             late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
-            pair.until(lambda number=number: pair.controller.members.members["worker:1"].failed_joins > number)
+            pair.until(lambda number=number: pair.controller.membership.members["worker:1"].failed_joins > number)
         else:
             pair.controller.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
     assert not pair.controller.asked(NodeWanted("worker:1"))
@@ -249,7 +249,7 @@ def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster,
 def three(make: Callable[..., Cluster]) -> Cluster:
     """Three workers that train together, of which the first has been lost, and the others have come again."""
     cluster = make(workers=3)
-    cluster.controller.members.restarts_left = 2
+    cluster.controller.membership.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1", "worker:2")
     cluster.say(ended("worker:0", None, "SIGKILL"))
     assert cluster.controller.restart_all("it was killed")
@@ -316,7 +316,7 @@ def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three
 
 def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2, chief=True)
-    cluster.controller.members.restarts_left = 1
+    cluster.controller.membership.restarts_left = 1
     cluster.bring_up("chief:0", "worker:0", "worker:1")
     cluster.say(ended("chief:0", None, "SIGKILL"))
     cluster.controller.restart_all("it was killed")
@@ -352,7 +352,7 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
     assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1"]
     coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
     assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
-    assert (coordinated.controller.members.taken_in, coordinated.controller.replaced["worker:2"].through) == (
+    assert (coordinated.controller.membership.taken_in, coordinated.controller.replaced["worker:2"].through) == (
         ["worker:2"],
         3,
     )
@@ -401,7 +401,7 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
 
 def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
-    cluster.controller.members.restarts_left = 1
+    cluster.controller.membership.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
     assert scale(cluster, 1) == ()
     assert cluster.controller.changing == ""

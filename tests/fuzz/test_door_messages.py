@@ -168,7 +168,7 @@ class Cluster:
 
 
 def link_of(controller: ClusterController, node: str) -> Link:
-    return controller._links[controller.members.members[node].stream or 0]
+    return controller._links[controller.membership.members[node].stream or 0]
 
 
 def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
@@ -177,7 +177,7 @@ def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
 
 
 controller = ClusterController(ClusterPlan(1))
-said = heard([*controller._handlers, *controller.members._messages, Refused])
+said = heard([*controller._handlers, *controller.membership._messages, Refused])
 asked = heard([NodeThere, NodeWanted, HoldsSlot, SupervisorEnded, *QUESTIONS, *controller.feeds._answers])
 
 

@@ -102,7 +102,7 @@ class ClusterController:
     ----------
     changed : threading.Condition
         Its lock guards all state here. It is notified of every change that a thread may wait for.
-    members : Membership
+    membership : Membership
         The membership. Read it only while the lock is held.
     feeds : FeedController
         Answers questions about rows.
@@ -118,12 +118,12 @@ class ClusterController:
         self._grace = grace
         self._evaluators: tuple[str, ...] = ()  # they are awaited until the time below
         self._evaluators_until = math.inf
-        self.members = Membership(plan, restarts)
+        self.membership = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         fed = [str(node) for node in plan.fed_nodes]
-        self.feeds = FeedController(self.changed, fed, self.send, self._places, lambda: self.members.rendezvous)
-        self.answering = Answering(self.members, self.feeds)
-        self._figures = {name: NodeFigures() for name in self.members.members}
+        self.feeds = FeedController(self.changed, fed, self.send, self._places, lambda: self.membership.rendezvous)
+        self.answering = Answering(self.membership, self.feeds)
+        self._figures = {name: NodeFigures() for name in self.membership.members}
         self._log = LogBook(self._figures)
         self._results: dict[str, bytes] = {}
         self._rows = self._reports = 0
@@ -167,7 +167,7 @@ class ClusterController:
         if not isinstance(message, (Reservation, Refused)):
             raise ValueError(f"a node's first message must be Reservation or Refused, got {type(message).__name__}")
         with self.changed:
-            if message.node not in self.members.members:
+            if message.node not in self.membership.members:
                 raise ValueError(f"{message.node} is not in the plan")
             number = self._count = self._count + 1
             self._links[number], self._streams[link] = link, number
@@ -199,9 +199,9 @@ class ClusterController:
                 self.changed.notify_all()
                 return None
             if isinstance(message, NodeThere):
-                return self.members.is_there(message.node)
+                return self.membership.is_there(message.node)
             if isinstance(message, NodeWanted):
-                return self.members.is_wanted(message.node, message.executor)
+                return self.membership.is_wanted(message.node, message.executor)
             if isinstance(message, HoldsSlot):
                 return self._slot_use(message).value
             if isinstance(message, QUESTIONS):
@@ -217,7 +217,7 @@ class ClusterController:
                     continue
                 if late > _STOOD_STILL:
                     figures.heard_at = min(now, figures.heard_at + late)
-                member = self.members.members[name]
+                member = self.membership.members[name]
                 silent = now - figures.heard_at > self.heartbeat_timeout
                 if silent and member.stream is not None and not member.status.ended:
                     self._apply(HeartbeatTimedOut(name, self.heartbeat_timeout))
@@ -230,7 +230,7 @@ class ClusterController:
     # --- what a node says; the lock is held ---
 
     def _hear(self, node: str, message: Any) -> None:
-        member = self.members.members[node]
+        member = self.membership.members[node]
         self._refuse_pretence(node, message)
         self._figures[node].heard_at = time.monotonic()
         if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
@@ -244,15 +244,15 @@ class ClusterController:
     def _refuse_pretence(self, node: str, message: Any) -> None:
         """Refuse a node's message about another node; only a coordinator may report its workers' progress."""
         spoken_of = getattr(message, "node", node)
-        coordinates = isinstance(message, WorkerThrough) and node == str(self.members.plan.chief_node)
-        if spoken_of != node and not (coordinates and spoken_of in self.members.members):
+        coordinates = isinstance(message, WorkerThrough) and node == str(self.membership.plan.chief_node)
+        if spoken_of != node and not (coordinates and spoken_of in self.membership.members):
             raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of!r}")
 
     def _take(self, node: str, message: Any) -> None:
         handler = self._handlers.get(type(message))
         if handler is not None:
             handler(node, message)
-        elif self.members.hears(message):
+        elif self.membership.hears(message):
             self._apply(MessageReceived(node, message))
         else:
             raise ValueError(f"{node} sent a {type(message).__name__}, which nodes must not send")
@@ -267,13 +267,13 @@ class ClusterController:
 
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
-        if self.feeds.position_held(message) and message.waits and self.members.awaits_state:
-            first = str(self.members.first.node)
+        if self.feeds.position_held(message) and message.waits and self.membership.awaits_state:
+            first = str(self.membership.first.node)
             self._apply(MessageReceived(first, StateHeld(first, waits=True)))
 
     def _heartbeat(self, node: str, message: Heartbeat) -> None:
         now, figures = time.monotonic(), self._figures[node]
-        member = self.members.members[node]
+        member = self.membership.members[node]
         figures.beat(message, now)
         for report in message.reports:
             figures.take(report)
@@ -312,7 +312,7 @@ class ClusterController:
     def _apply(self, event: Any) -> Any:
         """Pass an event to the membership, execute the commands that it returns, and return its answer."""
         before = self._of_beat(event)
-        answer, commands = self.members.apply(event)
+        answer, commands = self.membership.apply(event)
         if before is None or before != self._of_beat(event):
             self._note_event(event)
         for command in commands:
@@ -325,10 +325,10 @@ class ClusterController:
         Heartbeats come twice a second. One after which this state is the same is not kept as an event.
         """
         if isinstance(event, SlotAsked):
-            return self.members.members[event.question.node].left_slot
+            return self.membership.members[event.question.node].left_slot
         if not isinstance(event, HeartbeatReceived):
             return None
-        member = self.members.members[event.node]
+        member = self.membership.members[event.node]
         return member.status, member.began
 
     def _note_event(self, event: Any) -> None:
@@ -359,7 +359,7 @@ class ClusterController:
             self.history.follow(command.node)
 
     def _places(self) -> Mapping[str, FeedPlace]:
-        return self.members.feed_places
+        return self.membership.feed_places
 
     def _change(self, event: Any) -> Any:
         """Apply an event of the driver's own, and notify all waiting threads."""
@@ -373,14 +373,14 @@ class ClusterController:
     def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
         """Send a message to the named nodes, or to all."""
         with self.changed:
-            members = self.members.members
+            members = self.membership.members
             named = [members[name] for name in (members if nodes is None else nodes)]
             broadcast([self._links[one.stream] for one in named if one.stream in self._links], message)
 
     def send_to(self, node: str, message: Any) -> bool:
         """Send a message to one node; return whether it has a stream."""
         with self.changed:
-            link = self._links.get(self.members.members[node].stream or 0)
+            link = self._links.get(self.membership.members[node].stream or 0)
             if link is not None:
                 link.send(message)
             return link is not None
@@ -416,7 +416,7 @@ class ClusterController:
     def stacks(self, timeout: float) -> dict[str, StacksTaken]:
         """Ask all nodes that run for their stacks; return what has come within ``timeout`` seconds."""
         with self.changed:
-            asked = {str(one.node) for one in self.members.members.values() if one.up and one.stream in self._links}
+            asked = {str(one.node) for one in self.membership.members.values() if one.up and one.stream in self._links}
             self._stacks_asked += 1
             number, self._stacks = self._stacks_asked, {}
             self.send(AskStacks(number), asked)
@@ -430,12 +430,12 @@ class ClusterController:
     def take_alone(self) -> list[str]:
         """Return the absent nodes that have neither a task nor a supervisor any more, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsRead(alone=True))) if self.members.alone else []
+            return list(self._apply(NewsRead(alone=True))) if self.membership.alone else []
 
     def take_late(self) -> list[str]:
         """Return the late nodes that a coordinator has admitted, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsRead(late=True))) if self.members.taken_in else []
+            return list(self._apply(NewsRead(late=True))) if self.membership.taken_in else []
 
     def continue_without_missing(self) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
@@ -452,7 +452,7 @@ class ClusterController:
     def executors(self) -> frozenset[str]:
         """Return Spark's names of the executors on which nodes are."""
         with self.changed:
-            members = self.members.members.values()
+            members = self.membership.members.values()
             return frozenset(one.reservation.executor for one in members if one.reservation is not None)
 
     def executors_leave(self, executors: frozenset[str]) -> None:
@@ -476,138 +476,138 @@ class ClusterController:
     @property
     def plan(self) -> ClusterPlan:
         """The expected nodes."""
-        return self.members.plan
+        return self.membership.plan
 
     @property
     def generation(self) -> int:
         """Number of times that all nodes were started together, from 1."""
-        return self.members.generation
+        return self.membership.generation
 
     @property
     def rendezvous(self) -> int:
         """Number of times that any nodes were started together, from 1."""
-        return self.members.rendezvous
+        return self.membership.rendezvous
 
     @property
     def restarts_left(self) -> int:
         """Number of restarts that are left."""
-        return self.members.restarts_left
+        return self.membership.restarts_left
 
     @property
     def failures(self) -> list[Failure]:
         """The failures since the last rendezvous, the first one first."""
-        return self.members.failures
+        return self.membership.failures
 
     @property
     def replaced(self) -> dict[str, Replaced]:
         """The replacements of lost nodes whose rows have not been fed again yet."""
-        return self.members.replaced
+        return self.membership.replaced
 
     @property
     def first(self) -> str:
         """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
         with self.changed:
-            return str(self.members.first.node)
+            return str(self.membership.first.node)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The nodes that have not reserved."""
         with self.changed:
-            return self.members.missing
+            return self.membership.missing
 
     @property
     def left_slots(self) -> tuple[str, ...]:
         """The nodes whose tasks have left their slots."""
         with self.changed:
-            return self.members.left_slots
+            return self.membership.left_slots
 
     @property
     def untended(self) -> tuple[str, ...]:
         """The nodes without a slot that must start again, and have no supervisor left that would start them."""
         with self.changed:
-            return self.members.untended
+            return self.membership.untended
 
     @property
     def all_take_rows(self) -> bool:
         """Whether every node that is fed has said where it takes rows."""
         with self.changed:
-            return self.members.all_take_rows
+            return self.membership.all_take_rows
 
     @property
     def all_reserved(self) -> bool:
         """Whether every node has reserved."""
         with self.changed:
-            return self.members.all_reserved
+            return self.membership.all_reserved
 
     @property
     def all_up(self) -> bool:
         """Whether ``main`` has been called on every node."""
         with self.changed:
-            return self.members.all_up
+            return self.membership.all_up
 
     @property
     def all_returned(self) -> bool:
         """Whether ``main`` has returned on every node that has to."""
         with self.changed:
-            return self.members.all_returned
+            return self.membership.all_returned
 
     @property
     def all_through(self) -> bool:
         """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
         with self.changed:
-            return self.members.all_through
+            return self.membership.all_through
 
     @property
     def saving(self) -> bool:
         """Whether a node is writing a model."""
         with self.changed:
-            return self.members.saving
+            return self.membership.saving
 
     @property
     def all_gone(self) -> bool:
         """Whether no node has a stream any more."""
         with self.changed:
-            return self.members.all_gone
+            return self.membership.all_gone
 
     @property
     def some_are_coming(self) -> bool:
         """Whether a node that has not reserved again still has a supervisor, which starts its next process at once."""
         with self.changed:
-            return self.members.some_are_coming
+            return self.membership.some_are_coming
 
     def are_enough(self, least: int) -> bool:
         """Return whether all nodes have come, or all but some workers, of which at least ``least`` have."""
         with self.changed:
-            return self.members.are_enough(least)
+            return self.membership.are_enough(least)
 
     def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
         """Return the nodes of a plan that would have to be started."""
         with self.changed:
-            return self.members.lacking(plan)
+            return self.membership.lacking(plan)
 
     @property
     def changing(self) -> str:
         """The nodes that join or leave, once a saved state exists from which the others can continue; else empty."""
         with self.changed:
-            return self.members.changing
+            return self.membership.changing
 
     @property
     def has_late_news(self) -> bool:
         """Whether nodes can join or leave, or have been admitted."""
         with self.changed:
-            return bool(self.members.taken_in or self.members.changing)
+            return bool(self.membership.taken_in or self.membership.changing)
 
     @property
     def has_news(self) -> bool:
         """Whether nodes can join or leave, have been admitted, or must be requested from Spark."""
         with self.changed:
-            return bool(self.members.taken_in or self.members.changing or self.members.alone)
+            return bool(self.membership.taken_in or self.membership.changing or self.membership.alone)
 
     @property
     def unread(self) -> bool:
         """Whether ``main`` has returned on every node that is fed, and never asked for rows on any of them."""
         with self.changed:
-            return self.members.unread
+            return self.membership.unread
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -624,7 +624,7 @@ class ClusterController:
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
             if all(one.starved for one in figures.values()):
                 return None
-            return {name: (one.taken, one.rows, self.members.rendezvous) for name, one in figures.items()}
+            return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
 
     @property
     def some_are_stopped(self) -> bool:
@@ -641,13 +641,13 @@ class ClusterController:
             ]
 
     def _still_training(self) -> list[Member]:
-        return [one for one in self.members.training if not one.status.ended]
+        return [one for one in self.membership.training if not one.status.ended]
 
     @property
     def returned(self) -> list[str]:
         """The nodes that trained and whose main has returned."""
         with self.changed:
-            return [str(one.node) for one in self.members.training if one.returned]
+            return [str(one.node) for one in self.membership.training if one.returned]
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         """Write into each node's log what it does while nothing moves, and show it with those that are behind.
@@ -667,22 +667,22 @@ class ClusterController:
     def fail(self, node: str, cause: str) -> None:
         """Add a node's failure that is the program's fault, so that the cluster is not restarted."""
         with self.changed:
-            self.abort(self.members.error_of(self.members.members[node], cause))
+            self.abort(self.membership.error_of(self.membership.members[node], cause))
 
     def worked(self) -> dict[str, float]:
         """Return the CPU time in seconds that each training node has used so far."""
         with self.changed:
-            return {str(one.node): self._figures[str(one.node)].worked for one in self.members.training}
+            return {str(one.node): self._figures[str(one.node)].worked for one in self.membership.training}
 
     def sated(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""
         with self.changed:
-            return tuple(str(one.node) for one in self.members.fed if self._is_sated(one))
+            return tuple(str(one.node) for one in self.membership.fed if self._is_sated(one))
 
     def starved(self) -> tuple[str, ...]:
         """Return the fed nodes that wait for rows."""
         with self.changed:
-            fed = self.members.fed
+            fed = self.membership.fed
             return tuple(str(one.node) for one in fed if not self._is_sated(one) and not one.status.ended)
 
     def _is_sated(self, member: Member) -> bool:
@@ -691,12 +691,12 @@ class ClusterController:
     def is_over(self, node: str) -> bool:
         """Return whether a node takes no more rows: its main has returned, or it has ended."""
         with self.changed:
-            return self.members.members[node].status.ended
+            return self.membership.members[node].status.ended
 
     def results(self) -> dict[str, bytes]:
         """Return what came back from each node, still encoded."""
         with self.changed:
-            return {name: self._results[name] for name in self.members.members if name in self._results}
+            return {name: self._results[name] for name in self.membership.members if name in self._results}
 
     def events(self) -> list[ClusterEvent]:
         """Return the changes of the members, the oldest first; the oldest of many are condensed into their state."""
@@ -733,4 +733,4 @@ class ClusterController:
         """Return every node's state now."""
         now = time.monotonic()
         with self.changed:
-            return tuple(self._figures[name].state(one, now) for name, one in self.members.members.items())
+            return tuple(self._figures[name].state(one, now) for name, one in self.membership.members.items())

@@ -124,7 +124,7 @@ class ClusterLifecycle:
         self._at_end: list[Callable[[], object]] = []
         self._at_outcome: list[Callable[[], object]] = []
         self._at_rendezvous: list[Callable[[], object]] = []
-        self._at_lone_node: list[Callable[[], object]] = []
+        self._at_resubmission: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
     def _become(self, status: ClusterStatus) -> None:
@@ -145,9 +145,9 @@ class ClusterLifecycle:
         """Register an action to run whenever the nodes have been told to start again."""
         self._at_rendezvous.append(action)
 
-    def at_lone_node(self, action: Callable[[], object]) -> None:
+    def at_resubmission(self, action: Callable[[], object]) -> None:
         """Register an action to run whenever an absent node has neither a task nor a supervisor to start it."""
-        self._at_lone_node.append(action)
+        self._at_resubmission.append(action)
 
     def never_began(self, door: Door) -> None:
         """Clean up after the nodes could not be submitted to Spark."""
@@ -214,7 +214,7 @@ class ClusterLifecycle:
         if not alone or self._outcome.failing or self._controller.all_returned:
             return False
         logger.info("cluster %s asks Spark for %s again", self._name, ", ".join(alone))
-        for action in self._at_lone_node:
+        for action in self._at_resubmission:
             action()
         return True
 

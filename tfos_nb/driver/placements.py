@@ -21,14 +21,14 @@ class Answering:
 
     Parameters
     ----------
-    members : Membership
+    membership : Membership
         The nodes, the places where they take rows, and the failures.
     feeds : FeedController
         Knows whether more rows may come.
     """
 
-    def __init__(self, members: Membership, feeds: FeedController) -> None:
-        self._members = members
+    def __init__(self, membership: Membership, feeds: FeedController) -> None:
+        self._membership = membership
         self._feeds = feeds
         self._placement = InferencePlacement(self._able, self._why_nobody)
         self._cancel: Callable[[int, str], object] | None = None
@@ -61,10 +61,10 @@ class Answering:
 
     def _able(self) -> dict[str, FeedPlace]:
         """Return the places of the nodes whose main may still answer rows."""
-        members = self._members.members
+        members = self._membership.members
         return {
             name: place
-            for name, place in self._members.feed_places.items()
+            for name, place in self._membership.feed_places.items()
             if not members[name].status.ended and not members[name].serving
         }
 
@@ -72,7 +72,7 @@ class Answering:
         """Return why no rows are answered any more, for a task that Spark retries."""
         if self._ended:
             return self._ended
-        first = next((failure for failure in self._members.failures if not failure.collateral), None)
+        first = next((failure for failure in self._membership.failures if not failure.collateral), None)
         if first is None:
             return self._feeds.closed
         cause = str(getattr(first.error, "cause", first.error))

@@ -35,7 +35,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-import tfos_nb
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.processes import left_behind, owner
 from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
@@ -82,6 +81,7 @@ __all__ = [
     "usable_session",
 ]
 
+_PACKAGE = str(Path(__file__).parents[1] / "__init__.py")
 LOG_CONF = "spark.tfos_nb.log"
 """Name of the setting that has the path of the embedded Spark's log."""
 
@@ -240,7 +240,7 @@ def _finds_this_package(python: str) -> bool:
     command = [python, "-c", "import importlib.util as u; print(u.find_spec('tfos_nb').origin)"]
     with suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_FINDS_SECONDS)
-        return told.stdout.strip() == tfos_nb.__file__
+        return told.stdout.strip() == _PACKAGE
     return False
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.driver.test_membership import Cluster, clock, ended, make
 from tfos_nb.driver.feed_controller import Feed, FeedController
-from tfos_nb.driver.feeding.training import Call, NodesComeAgain
+from tfos_nb.driver.feeding.training import Call, NodesRestarted
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed
@@ -38,7 +38,7 @@ class Told:
         self.asked.append(" ".join(map(str, (what, *details))))
         if what in self.upset:
             self.upset.pop(what)()
-            raise NodesComeAgain
+            raise NodesRestarted
 
     def begin_anew(self) -> None:
         self._note("begin anew")
@@ -67,7 +67,7 @@ class Told:
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.controller.members.restarts_left = 2
+    cluster.controller.membership.restarts_left = 2
     come_up(cluster)
     return cluster
 
@@ -148,7 +148,7 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 @pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
 def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
     """Where nodes may start again, those of the last calls are known: a state that a node tells of is behind."""
-    coordinated.controller.members.restarts_left = restarts
+    coordinated.controller.membership.restarts_left = restarts
     training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
     controller: FeedController = coordinated.controller.feeds
     feeds = []
@@ -177,7 +177,7 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
 
 def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:
     """With the last restart: the call has returned from delivering, and does not know of it yet."""
-    coordinated.controller.members.restarts_left = 1
+    coordinated.controller.membership.restarts_left = 1
     call = Told()
     training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
     deliver_once, call.deliver = call.deliver, lambda: (deliver_once(), lose(coordinated, "ps:0"))  # type: ignore[assignment, return-value]

@@ -231,7 +231,7 @@ PREPARE = """
     from concurrent.futures import ProcessPoolExecutor
     import pyarrow as pa
     from tfos_nb.errors import FeedFailed
-    from tfos_nb.runtime.models import model_cache as shelf
+    from tfos_nb.runtime.models import model_cache
     from tfos_nb.runtime.models.model import Use
     from tfos_nb.runtime.models.signature import Signature, Tensor
     from tfos_nb.runtime.models.inputs import Feed
@@ -245,7 +245,7 @@ PREPARE = """
 SHELF = (
     PREPARE
     + """
-    shelf = ModelCache()
+    cache = ModelCache()
     def save(name, units):
         import keras
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
@@ -258,20 +258,20 @@ def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script:
         SHELF
         + """
     try:
-        shelf.take(StoredModel("a.keras"), TaskResources())
+        cache.take(StoredModel("a.keras"), TaskResources())
     except Exception as error:
         assert "does not exist" in str(error), error
     assert "tensorflow" not in sys.modules
     save("a.keras", 1), save("b.keras", 2)
-    first = shelf.take(StoredModel("a.keras"), TaskResources())
-    assert shelf.take(StoredModel("a.keras"), TaskResources()) is first
+    first = cache.take(StoredModel("a.keras"), TaskResources())
+    assert cache.take(StoredModel("a.keras"), TaskResources()) is first
     gone = weakref.ref(first)
     del first
-    assert len(shelf.take(StoredModel("b.keras"), TaskResources()).signature.outputs) == 1
+    assert len(cache.take(StoredModel("b.keras"), TaskResources()).signature.outputs) == 1
     gc.collect()
     assert gone() is None
     save("b.keras", 3)
-    assert shelf.take(StoredModel("b.keras"), TaskResources()).signature.outputs[0].shape == (3,)
+    assert cache.take(StoredModel("b.keras"), TaskResources()).signature.outputs[0].shape == (3,)
     """
     )
 
@@ -297,10 +297,10 @@ def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed
         return sum(isinstance(thing, keras.layers.Dense) and thing.units == units for thing in gc.get_objects())
     gc.collect()
     assert not looked_through(31)
-    shelf.take(StoredModel("a.keras"), TaskResources())
+    cache.take(StoredModel("a.keras"), TaskResources())
     assert gc.get_freeze_count() > 100_000
     assert not looked_through(31), "what Spark's collection after each task has to look at"
-    shelf.take(StoredModel("b.keras"), TaskResources())
+    cache.take(StoredModel("b.keras"), TaskResources())
     gc.unfreeze()
     assert looked_through(32) and not looked_through(31), "the first one is gone"
     """
@@ -311,13 +311,13 @@ def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
     run_script(
         PREPARE
         + """
-    shelf._set_up(TaskResources(("2", "3"), 3))
+    model_cache._set_up(TaskResources(("2", "3"), 3))
     import tensorflow as tf
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     assert tf.config.threading.get_intra_op_parallelism_threads() == 3
     assert tf.config.threading.get_inter_op_parallelism_threads() == 3
-    shelf._set_up(TaskResources())
+    model_cache._set_up(TaskResources())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
     """
     )
@@ -340,7 +340,8 @@ def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script
             np.testing.assert_allclose(model.apply([x])[0], expected, rtol=1e-6)
             assert len(multiprocessing.active_children()) == processes, (gpus, processes)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, shelf._begin_elsewhere, (TaskResources(("1",)), os.getpid())) as pool:
+        begin = model_cache._begin_elsewhere, (TaskResources(("1",)), os.getpid())
+        with ProcessPoolExecutor(1, context, *begin) as pool:
             assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "1"
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     """

@@ -194,4 +194,4 @@ def test_a_node_takes_rows_where_the_temporary_directory_has_a_long_name(
     long.mkdir()
     node = start(main, fed=True, TMPDIR=str(long))
     assert node.result().startswith(f"{long}/tfos_nb-scratch-")
-    assert len(node.controller.members.feed_places[NODE].socket) < 104, "more than that no socket's path may have"
+    assert len(node.controller.membership.feed_places[NODE].socket) < 104, "more than that no socket's path may have"

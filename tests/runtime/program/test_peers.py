@@ -164,7 +164,7 @@ import sys, threading, time
 from tfos_nb.runtime.program import peers
 from tfos_nb.runtime.control.lifecycle import Moved
 
-peers._STANDS_STILL = 0.5
+peers._NO_ANSWER = 0.5
 known, comes = peers.Peers(), threading.Event()
 known.moved(Moved("worker:0", "of an earlier loss:1"))
 ask = comes.wait if sys.argv[1] == "waits" else lambda: comes.wait(0.1)

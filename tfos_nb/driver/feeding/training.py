@@ -23,17 +23,17 @@ from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import check_alike
 from tfos_nb.spark.session import Job, SparkJobs
 
-__all__ = ["Call", "NodesComeAgain", "Training"]
+__all__ = ["Call", "NodesRestarted", "Training"]
 
 logger = logging.getLogger(__name__)
 
 _NO_ROWS = "the data have no rows: check the query, as with df.count()"
-_STANDS_STILL = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
+_NOT_MOVING = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
 _UNTIL_LOST = 5.0  # seconds after the heartbeat timeout within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
 
-class NodesComeAgain(Exception):
+class NodesRestarted(Exception):
     """The nodes start again: the current delivery is void."""
 
 
@@ -174,20 +174,20 @@ class Training:
 
         Raises
         ------
-        NodesComeAgain
+        NodesRestarted
             If the nodes start again.
         """
-        standstill = FeedWatchdog(self.controller, feed, self.timeout)
+        watchdog = FeedWatchdog(self.controller, feed, self.timeout)
         without_slot = None if job is None else WithoutSlot(self.controller, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 self.controller.feeds.set_partitions(feed, job.partitions())
             if without_slot is not None and (told := without_slot.look()):
                 self.outcome.abort(FeedTimeout(told))
-            seconds = standstill.look()
-            if standstill.for_good:
+            seconds = watchdog.look()
+            if watchdog.for_good:
                 self.outcome.abort(FeedTimeout(self._stall(feed)))
-            elif seconds > _STANDS_STILL and self.controller.starved():
+            elif seconds > _NOT_MOVING and self.controller.starved():
                 # The nodes with full queues may wait for the others, and these wait for rows.
                 self.controller.send(ledger.MakeRoom(feed.number), self.controller.sated())
         self.raise_if_ended(feed.rendezvous)
@@ -196,7 +196,7 @@ class Training:
         """Raise the error that ends the cluster. When every ``main`` has returned, only the feed ends."""
         of = self.controller.rendezvous if rendezvous is None else rendezvous
         if self.controller.rendezvous != of or (self.outcome.failing and self.outcome.await_decision(of)):
-            raise NodesComeAgain
+            raise NodesRestarted
         if self.outcome.failing or (self.outcome.over.is_set() and self.outcome.error is not None):
             self.outcome.raise_outcome()
 

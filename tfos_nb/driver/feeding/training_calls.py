@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfos_nb.driver.cluster_controller import ClusterController
-from tfos_nb.driver.feeding.training import Call, NodesComeAgain
+from tfos_nb.driver.feeding.training import Call, NodesRestarted
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.feed.ledger import FeedFrom
@@ -118,7 +118,7 @@ class TrainingCalls:
         while self._index < len(self._calls):
             try:
                 self._calls[self._index].deliver()
-            except NodesComeAgain:
+            except NodesRestarted:
                 self._take_up()
             else:
                 self._index += 1
@@ -129,7 +129,7 @@ class TrainingCalls:
             with self.controller.changed:
                 rendezvous = self._rendezvous = self.controller.rendezvous
                 generation = self.controller.generation
-            with contextlib.suppress(NodesComeAgain):
+            with contextlib.suppress(NodesRestarted):
                 if generation == self._generation:
                     self._refill(rendezvous)
                 else:
@@ -173,7 +173,7 @@ class TrainingCalls:
 
         Raises
         ------
-        NodesComeAgain
+        NodesRestarted
             If the nodes start again.
         TfosError
             If the cluster fails.
@@ -194,7 +194,7 @@ class TrainingCalls:
         if self.controller.rendezvous != rendezvous or (
             self.outcome.failing and self.outcome.await_decision(rendezvous)
         ):
-            raise NodesComeAgain
+            raise NodesRestarted
         if self.outcome.over.is_set() and self.outcome.error is not None:
             self.outcome.raise_outcome()
         return False

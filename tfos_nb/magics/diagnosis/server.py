@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tfos_nb
 from tfos_nb.magics.diagnosis.report import Finding
+from tfos_nb.version import __version__
 from tfos_nb.widgets.extension import ask_extension
 
 __all__ = ["ask_server"]
@@ -30,8 +30,8 @@ def ask_server(info: Mapping[str, Any]) -> Finding:
         return _refused(answer.url, answer.status)
     if answer.reason:
         return Finding(_WHAT, "warn", f"{answer.url} did not answer as expected: {answer.reason}")
-    if answer.version != tfos_nb.__version__:
-        told = f"the server has {answer.version}, this kernel {tfos_nb.__version__}: install the same one for both"
+    if answer.version != __version__:
+        told = f"the server has {answer.version}, this kernel {__version__}: install the same one for both"
         return Finding(_WHAT, "warn", told)
     return Finding(_WHAT, "ok", f"{answer.version}, at {answer.url}")
 

@@ -88,10 +88,10 @@ def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, 
         if name in seen or name.partition(".")[0] in _THERE:
             continue
         seen.add(name)
-        carried = _read(name)
-        if carried is None:
+        module = _read(name)
+        if module is None:
             continue
-        room -= len(carried.text)
+        room -= len(module.text)
         if room < 0:
             logger.warning(
                 "the modules of yours that a function needs have more than %d MiB of text: %s and those after it are "
@@ -100,9 +100,9 @@ def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, 
                 name,
             )
             break
-        found[name] = carried
-        package = name if carried.package else name.rpartition(".")[0]
-        waiting += [*_parents(name), *_imported(carried.text, package)]
+        found[name] = module
+        package = name if module.package else name.rpartition(".")[0]
+        waiting += [*_parents(name), *_imported(module.text, package)]
     return found
 
 
@@ -208,7 +208,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def take(self, modules: Mapping[str, UserModule]) -> None:
         """Add modules. If a text has changed, all are imported again, because others may refer to its old objects."""
-        if any(self._modules.get(name, carried) != carried for name, carried in modules.items()):
+        if any(self._modules.get(name, module) != module for name, module in modules.items()):
             for name in self._modules:
                 sys.modules.pop(name, None)
         self._modules.update(modules)
@@ -217,17 +217,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of an added module: the one of other hooks if its text is the same, otherwise a new one."""
-        carried = self._modules.get(fullname)
-        if carried is None:
+        module = self._modules.get(fullname)
+        if module is None:
             return None
         there = self._by_others(fullname, path, target)
-        if there is not None and _text(fullname, there) == carried.text:
+        if there is not None and _text(fullname, there) == module.text:
             return there
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=carried.file, is_package=carried.package)
-        spec.has_location = bool(carried.file)
-        if carried.package:  # submodules that were not sent may exist on this host
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=module.file, is_package=module.package)
+        spec.has_location = bool(module.file)
+        if module.package:  # submodules that were not sent may exist on this host
             folders = there.submodule_search_locations if there is not None else None
-            spec.submodule_search_locations = [*filter(None, [os.path.dirname(carried.file)]), *(folders or ())]
+            spec.submodule_search_locations = [*filter(None, [os.path.dirname(module.file)]), *(folders or ())]
         return spec
 
     def _by_others(
@@ -246,6 +246,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Return a module's code, compiled under its file name on the driver."""
-        carried = self._modules[fullname]
-        code: CodeType = compile(carried.text, carried.file or f"<{fullname}>", "exec", dont_inherit=True)
+        module = self._modules[fullname]
+        code: CodeType = compile(module.text, module.file or f"<{fullname}>", "exec", dont_inherit=True)
         return code

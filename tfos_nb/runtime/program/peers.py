@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 ASKED_AGAIN = 3  # repeats of a request that a worker cannot read; after that the connection is not the cause
 _LOOKED_FOR_EVERY = 2.0  # seconds
-_STANDS_STILL = 30.0  # seconds after which an answer that normally takes less than one will not come
+_NO_ANSWER = 30.0  # seconds after which an answer that normally takes less than one will not come
 
 
 class Peers:
@@ -142,7 +142,7 @@ class Peers:
     def _watch(self, before: Mapping[int, str], over: threading.Event) -> None:
         with self._changed:
             self._changed.wait_for(lambda: over.is_set() or self._moved != before)
-        if not over.wait(_STANDS_STILL):
+        if not over.wait(_NO_ANSWER):
             logger.error("TensorFlow waits for a worker that was lost while it was asked: a new generation begins")
             os.kill(os.getpid(), signal.SIGKILL)
 

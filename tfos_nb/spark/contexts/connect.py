@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 _ANSWER_SECONDS = 4.0
 _ROWS = 1 << 40  # more rows than any Spark has cores: a range of fewer rows may get fewer partitions
 _PARTITIONS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
-_CARRIED = 100 << 20
+_MAX_MODEL_BYTES = 100 << 20
 """Bytes that a task may carry: the server accepts messages up to 128 MiB
 (``spark.connect.grpc.maxInboundMessageSize``).
 """
@@ -195,10 +195,10 @@ class Connect(Context):
         return collect
 
     def shared(self, content: bytes) -> Any:
-        if len(content) > _CARRIED:
+        if len(content) > _MAX_MODEL_BYTES:
             raise PlanError(
                 f"this model is {len(content) / (1 << 20):.0f} MiB, and over Spark Connect a task carries at most "
-                f"{_CARRIED >> 20}: save it where the executors can read it, and give its path or URL"
+                f"{_MAX_MODEL_BYTES >> 20}: save it where the executors can read it, and give its path or URL"
             )
         return Inline(content)
 
