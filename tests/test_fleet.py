@@ -219,7 +219,12 @@ def controller_of(count: int) -> FeedController:
     names = [f"worker:{number}" for number in range(count)]
     places = {name: FeedPlace("/s", f"10.0.0.{n // 4}", 1, b"c" * 600) for n, name in enumerate(names)}
     return FeedController(
-        threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places, lambda: 1
+        threading.Condition(threading.RLock()),
+        names,
+        lambda message, to: None,
+        lambda: places,
+        rendezvous=lambda: 1,
+        dismissed=bool,
     )
 
 

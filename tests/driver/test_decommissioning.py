@@ -98,7 +98,7 @@ def test_all_are_asked_for_a_state_and_the_node_leaves_with_it() -> None:
     assert {name for name, message in cluster.told if isinstance(message, StartAgain)} == {"worker:0", "worker:2"}
     assert cluster.ended == [2]
     assert cluster.membership.restarts_left == 1, "that was no loss"
-    assert cluster.membership.untended == ("worker:1",)
+    assert cluster.membership.without_supervisor == ("worker:1",)
     assert cluster.membership.failures == []
 
 
@@ -162,7 +162,7 @@ def test_with_enough_others_they_go_on_and_it_joins_them_later() -> None:
     for name in ("worker:0", "worker:2"):
         cluster.come_again(name, name[-1])
     assert cluster.apply(ContinueWithout()) == ("worker:1",)
-    assert cluster.membership.alone == [], "Spark has been asked for it"
+    assert cluster.membership.to_resubmit == [], "Spark has been asked for it"
     for name in ("worker:0", "worker:2"):
         cluster.is_up(name)
     cluster.is_asked()

@@ -79,7 +79,7 @@ def state_of(membership: Membership) -> Any:
         [(str(one.error), one.node, one.collateral, one.lost) for one in membership.failures],
         membership.replaced,
         membership.taken_in,
-        membership.alone,
+        membership.to_resubmit,
         membership.feed_places,
         [str(one.node) for one in membership.present],
         membership.dismissed,
@@ -333,9 +333,9 @@ class Lives(RuleBasedStateMachine):
     def it_is_scaled(self, workers: int) -> None:
         self.apply(Scaled(replace(self.membership.plan, workers=workers)))
 
-    @rule(late=st.booleans(), alone=st.booleans())
-    def the_news_are_taken_up(self, late: bool, alone: bool) -> None:
-        self.apply(NewsRead(late, alone))
+    @rule(late=st.booleans(), to_resubmit=st.booleans())
+    def the_news_are_taken_up(self, late: bool, to_resubmit: bool) -> None:
+        self.apply(NewsRead(late, to_resubmit))
 
     @precondition(lambda self: len(self.events) > 20)
     @rule()

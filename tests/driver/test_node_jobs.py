@@ -46,7 +46,9 @@ class Tasks(SimpleNamespace):
 @pytest.fixture
 def made(spark: SparkSession) -> tuple[NodeJobs, Jobs, Any]:
     jobs = Jobs()
-    controller: Any = SimpleNamespace(missing=(), untended=(), left_slots=(), tend=lambda nodes, hold: None)
+    controller: Any = SimpleNamespace(
+        missing=(), without_supervisor=(), left_slots=(), mark_submitted=lambda nodes, hold: None
+    )
     plan = SimpleNamespace(gpus_of=lambda node: 0, cpus=1)
     launching: Any = SimpleNamespace(groups=[(("worker:0", "worker:1", "worker:2"), None)], here=())
     tasks: Any = Tasks(hold=True, claim=False, plan=plan)
@@ -74,12 +76,12 @@ def test_a_node_is_asked_for_again_whichever_others_were_before_it(made: tuple[N
 
 def test_a_job_that_runs_is_asked_again_for_those_alone_whose_task_has_gone(made: tuple[NodeJobs, Jobs, Any]) -> None:
     nodes, jobs, controller = made
-    controller.missing, controller.untended = ("worker:0", "worker:1"), ("worker:1",)
+    controller.missing, controller.without_supervisor = ("worker:0", "worker:1"), ("worker:1",)
     nodes.submit_again()
     assert jobs.of()[1:] == ["worker:1"]
     assert jobs.taken[0] in nodes.running
     jobs.taken[0].error = RuntimeError("its stage was cancelled")
     jobs.taken[0].done.set()
-    controller.missing = controller.untended = ()
+    controller.missing = controller.without_supervisor = ()
     nodes.submit_again()
     assert jobs.of()[2:] == ["worker:0, worker:2"]

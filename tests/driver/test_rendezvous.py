@@ -135,12 +135,12 @@ def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(p
     pair.streams["worker:1"].end()
     pair.until(lambda: pair.controller.failures)
     assert pair.controller.restart_all("its host is gone")
-    assert pair.controller.untended == ("worker:1",)
-    pair.controller.tend(["worker:1"], hold=False)
-    assert pair.controller.untended == ()
+    assert pair.controller.without_supervisor == ("worker:1",)
+    pair.controller.mark_submitted(["worker:1"], hold=False)
+    assert pair.controller.without_supervisor == ()
     come_again(pair, "worker:0", 5000)
     pair.controller.continue_without_missing()
-    assert pair.controller.take_alone() == []
+    assert pair.controller.take_to_resubmit() == []
 
 
 def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
@@ -194,15 +194,15 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pai
     assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
     assert pair.controller.restart_all("it was killed")
-    assert pair.controller.untended == (), "its supervisor starts the next process"
+    assert pair.controller.without_supervisor == (), "its supervisor starts the next process"
     come_again(pair, "worker:0", 5000)
     come_again(pair, "worker:1", 5001)
     pair.streams["worker:1"].end()
     pair.until(lambda: pair.controller.failures)
     assert pair.controller.restart_all("its host is gone")
-    assert pair.controller.untended == ("worker:1",)
-    pair.controller.tend(["worker:1"], hold=True)
-    assert (pair.controller.untended, pair.controller.left_slots) == ((), ())
+    assert pair.controller.without_supervisor == ("worker:1",)
+    pair.controller.mark_submitted(["worker:1"], hold=True)
+    assert (pair.controller.without_supervisor, pair.controller.left_slots) == ((), ())
 
 
 def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
@@ -212,15 +212,15 @@ def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice
     pair.say(ended("worker:1", None, "SIGKILL"))
     assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
-    assert pair.controller.take_alone() == []
+    assert pair.controller.take_to_resubmit() == []
     pair.controller.continue_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
-        assert pair.controller.take_alone() == ["worker:1"]
-        pair.controller.tend(["worker:1"], hold=False)
+        assert pair.controller.take_to_resubmit() == ["worker:1"]
+        pair.controller.mark_submitted(["worker:1"], hold=False)
         come_late(pair, "worker:1")
         pair.streams["worker:1"].end()
         pair.until(lambda: "worker:1" in pair.controller.missing)
-        assert bool(pair.controller.membership.alone) is left
+        assert bool(pair.controller.membership.to_resubmit) is left
     assert pair.controller.missing == ("worker:1",)
 
 

@@ -121,7 +121,14 @@ class ClusterController:
         self.membership = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         fed = [str(node) for node in plan.fed_nodes]
-        self.feeds = FeedController(self.changed, fed, self.send, self._places, lambda: self.membership.rendezvous)
+        self.feeds = FeedController(
+            self.changed,
+            fed,
+            self.send,
+            self._places,
+            rendezvous=lambda: self.membership.rendezvous,
+            dismissed=lambda: self.membership.dismissed,
+        )
         self.answering = Answering(self.membership, self.feeds)
         self._figures = {name: NodeFigures() for name in self.membership.members}
         self._log = LogBook(self._figures)
@@ -388,7 +395,6 @@ class ClusterController:
     def dismiss(self, message: Any) -> None:
         """Tell every node to end. From now on its end is not a failure; a node that comes later is refused."""
         with self.changed:
-            self.feeds.over = True
             self._change(StopSent(message))
 
     def mark_stopped(self) -> None:
@@ -423,14 +429,14 @@ class ClusterController:
             self.changed.wait_for(lambda: number != self._stacks_asked or self._stacks.keys() >= asked, timeout)
             return dict(self._stacks)
 
-    def tend(self, nodes: Iterable[str], hold: bool) -> None:
+    def mark_submitted(self, nodes: Iterable[str], hold: bool) -> None:
         """Record that these nodes were submitted to Spark, and whether their tasks hold slots."""
         self._change(Submitted(tuple(nodes), hold))
 
-    def take_alone(self) -> list[str]:
+    def take_to_resubmit(self) -> list[str]:
         """Return the absent nodes that have neither a task nor a supervisor any more, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsRead(alone=True))) if self.membership.alone else []
+            return list(self._apply(NewsRead(to_resubmit=True))) if self.membership.to_resubmit else []
 
     def take_late(self) -> list[str]:
         """Return the late nodes that a coordinator has admitted, and clear that list."""
@@ -522,10 +528,10 @@ class ClusterController:
             return self.membership.left_slots
 
     @property
-    def untended(self) -> tuple[str, ...]:
+    def without_supervisor(self) -> tuple[str, ...]:
         """The nodes without a slot that must start again, and have no supervisor left that would start them."""
         with self.changed:
-            return self.membership.untended
+            return self.membership.without_supervisor
 
     @property
     def all_take_rows(self) -> bool:
@@ -601,7 +607,7 @@ class ClusterController:
     def has_news(self) -> bool:
         """Whether nodes can join or leave, have been admitted, or must be requested from Spark."""
         with self.changed:
-            return bool(self.membership.taken_in or self.membership.changing or self.membership.alone)
+            return bool(self.membership.taken_in or self.membership.changing or self.membership.to_resubmit)
 
     @property
     def unread(self) -> bool:

@@ -210,7 +210,7 @@ class ClusterLifecycle:
 
     def _bring_back(self) -> bool:
         """Submit absent nodes to Spark again that nothing else would start; return whether some exist."""
-        alone = self._controller.take_alone()
+        alone = self._controller.take_to_resubmit()
         if not alone or self._outcome.failing or self._controller.all_returned:
             return False
         logger.info("cluster %s asks Spark for %s again", self._name, ", ".join(alone))

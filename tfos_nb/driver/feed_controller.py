@@ -94,6 +94,8 @@ class FeedController:
         Returns where the nodes take rows.
     rendezvous : callable
         Returns how often nodes were started so far. A feed is valid for one rendezvous.
+    dismissed : callable
+        Returns whether the nodes were told to end, so that no rows are given out any more.
     """
 
     def __init__(
@@ -102,7 +104,9 @@ class FeedController:
         nodes: Iterable[str],
         send: Send,
         places: Callable[[], Mapping[str, FeedPlace]],
+        *,
         rendezvous: Callable[[], int],
+        dismissed: Callable[[], bool],
     ) -> None:
         self.nodes = list(nodes)
         self._names = frozenset(self.nodes)
@@ -116,7 +120,7 @@ class FeedController:
         self._enough: dict[int, set[str]] = {}
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
-        self.over = False
+        self._dismissed = dismissed
         self.wanted_from: dict[str, ledger.FeedFrom] = {}
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
@@ -315,7 +319,7 @@ class FeedController:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _goes_on(self, feed: Feed) -> bool:
-        return not self.over and feed.rendezvous == self._rendezvous() and not feed.ledger.closed
+        return not self._dismissed() and feed.rendezvous == self._rendezvous() and not feed.ledger.closed
 
     @property
     def is_half_fed(self) -> bool:

@@ -243,7 +243,7 @@ class NewsRead:
     """The owner has read the list of late nodes that were admitted, or of nodes without a task."""
 
     late: bool = False
-    alone: bool = False
+    to_resubmit: bool = False
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ class Membership:
         Replacements of lost nodes whose rows have not been fed again yet.
     taken_in : list of str
         Late nodes that a coordinator has admitted since this was last read.
-    alone : list of str
+    to_resubmit : list of str
         Absent nodes that have neither a task nor a supervisor any more.
     """
 
@@ -506,7 +506,7 @@ class Membership:
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
         self.taken_in: list[str] = []
-        self.alone: list[str] = []
+        self.to_resubmit: list[str] = []
         self.feed_places: dict[str, FeedPlace] = {}
         self.dismissed = False
         self._commands: list[Any] = []
@@ -662,7 +662,7 @@ class Membership:
         return tuple(name for name, one in self.members.items() if one.left_slot)
 
     @property
-    def untended(self) -> tuple[str, ...]:
+    def without_supervisor(self) -> tuple[str, ...]:
         """The nodes without a slot that must start again, and have no supervisor left that would start them."""
         missing = [self.members[name] for name in self.missing]
         return tuple(str(one.node) for one in missing if one.left_slot and not one.pending and one.stream is None)
@@ -1065,7 +1065,7 @@ class Membership:
         self._evaluators_told = False
         self._do(AwaitEvaluators(()))
         self.replaced.clear()
-        self.alone.clear()  # all missing nodes are submitted to Spark now
+        self.to_resubmit.clear()  # all missing nodes are submitted to Spark now
         self._do(FeedsStartAgain())
         self._do(FollowHistory(None))
         if late := [one for one in self.members.values() if one.absent and one.started]:
@@ -1200,7 +1200,7 @@ class Membership:
     def _bring_back(self, one: Member) -> None:
         """Have an absent node submitted to Spark again, if its task has left the slot and would not restart it."""
         if one.left_slot and not one.pending and one.failed_joins < JOINS:
-            self.alone.append(str(one.node))
+            self.to_resubmit.append(str(one.node))
 
     def _send_away(self, one: Member) -> None:
         """Tell a node to end: it is not in the plan any more."""
@@ -1244,11 +1244,11 @@ class Membership:
 
     def _news_read(self, event: NewsRead) -> list[str]:
         """Return the names that were asked for, and clear those lists."""
-        taken = (self.taken_in if event.late else []) + (self.alone if event.alone else [])
+        taken = (self.taken_in if event.late else []) + (self.to_resubmit if event.to_resubmit else [])
         if event.late:
             self.taken_in = []
-        if event.alone:
-            self.alone = []
+        if event.to_resubmit:
+            self.to_resubmit = []
         return taken
 
     def _rows_fed_again(self, event: RowsFedAgain) -> None:

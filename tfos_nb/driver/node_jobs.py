@@ -84,7 +84,7 @@ class NodeJobs:
         """
         for one in list(self._submitted):
             ended, failed = one.job.done.is_set(), one.job.error is not None
-            lost = self.controller.missing if ended else self.controller.untended
+            lost = self.controller.missing if ended else self.controller.without_supervisor
             nodes = tuple(node for node in one.nodes if failed or node in lost)
             if not nodes:
                 continue
@@ -103,7 +103,7 @@ class NodeJobs:
         return [one.job for one in self._submitted]
 
     def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
-        self.controller.tend(nodes, self.tasks.hold)
+        self.controller.mark_submitted(nodes, self.tasks.hold)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 has no such argument
         rows = self.spark.range(0, len(nodes), 1, len(nodes))
         frame = rows.mapInArrow(self.tasks(nodes), SUMMARY_SCHEMA, **extra)

@@ -31,7 +31,12 @@ class Fed:
         self.rendezvous = 1
         changed = threading.Condition(threading.RLock())
         self.controller = FeedController(
-            changed, self.names, self.send, lambda: dict(self.places), lambda: self.rendezvous
+            changed,
+            self.names,
+            self.send,
+            lambda: dict(self.places),
+            rendezvous=lambda: self.rendezvous,
+            dismissed=bool,
         )
 
     def send(self, message: Any, nodes: Iterable[str]) -> None:

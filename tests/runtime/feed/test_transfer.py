@@ -95,7 +95,9 @@ class Driver:
     def __init__(self, root: Path, nodes: int, **limits: int) -> None:
         self.changed = threading.Condition(threading.RLock())
         names = [f"worker:{index}" for index in range(nodes)]
-        self.controller = FeedController(self.changed, names, self.send, lambda: dict(self.places), lambda: 1)
+        self.controller = FeedController(
+            self.changed, names, self.send, lambda: dict(self.places), rendezvous=lambda: 1, dismissed=bool
+        )
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.nodes = {

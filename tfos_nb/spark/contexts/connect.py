@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 from collections.abc import Callable, Hashable
 from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.control.processes import address_towards
 from tfos_nb.runtime.models.model_cache import Inline
 from tfos_nb.spark.contexts.base import Context
 from tfos_nb.spark.contexts.pending_slots import Busy, held
@@ -203,7 +203,7 @@ class Connect(Context):
         return Inline(content)
 
     def _address(self) -> tuple[str, str]:
-        host = _own_address(self.spark.client.host)
+        host = address_towards(self.spark.client.host, 1)
         if _is_loopback(host):  # the server is on this machine: executors reach this process as they reach the server
             host = self.setting("spark.driver.host") or host
         return host, host
@@ -214,14 +214,6 @@ def _answer(ask: Callable[[], _Answer], answers: list[_Answer]) -> None:
         answers.append(ask())
     except Exception as error:  # noqa: BLE001 - the caller continues without an answer
         logger.info("Spark Connect did not answer: %s", error)
-
-
-def _own_address(server: str) -> str:
-    """Return the address of this machine from which packets to a server would be sent. No packet is sent."""
-    family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _is_loopback(host: str) -> bool:
