@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfos_nb.runtime.keras.replicas import replica
 from tfos_nb.runtime.keras.replicas.comparisons import compares_rows
+from tfos_nb.runtime.keras.replicas.replica import Replica
+from tfos_nb.runtime.keras.replicas.rows_needed import RowsNeeded, can_gather, rows_needed
 
 ops, C, M = keras.ops, keras.losses, keras.metrics
 Function = Callable[[Any, Any], Any]
@@ -168,10 +169,10 @@ def test_log_says_once_that_a_function_gets_a_workers_own_rows(
     function: Function, labels: Any, compiled: bool, todo: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loss = C.MeanSquaredError(name="mine")
-    here = replica.Replica(tf.ones([]), None, compiled=compiled)
+    here = Replica(tf.ones([]), None, compiled=compiled)
     for _ in range(2):
-        needs = replica._needs(loss, False, function, (labels, tf.ones((2, 3))))
-        assert not replica._can_gather(here, loss, needs)
+        needs = rows_needed(loss, False, function, (labels, tf.ones((2, 3))))
+        assert not can_gather(here, loss, needs)
     (said,) = caplog.messages
     assert said.startswith("'mine' ")
     assert todo in said
@@ -184,6 +185,6 @@ def test_check_changes_no_variable() -> None:
         state.assign(state + ops.max(p))
         return ops.sum(p, axis=1) / state
 
-    needs = replica._needs(C.MeanSquaredError(), False, queue, (tf.ones((2, 3)), tf.ones((2, 3))))
-    assert needs == replica._Needs.ROWS
+    needs = rows_needed(C.MeanSquaredError(), False, queue, (tf.ones((2, 3)), tf.ones((2, 3))))
+    assert needs == RowsNeeded.ROWS
     assert float(state) == 1.0
