@@ -388,7 +388,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )
 
 
