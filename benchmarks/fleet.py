@@ -1,9 +1,9 @@
-"""A thousand nodes on a few cores: the driver's own work by the number of nodes, without Spark and TensorFlow.
+"""Measure the driver's own work by the number of nodes, up to thousands, without Spark and TensorFlow.
 
-Door, controller, ledger, life and panel are the real ones, in a process of their own; the nodes are simulated, each
-with its own TLS connection and stream (:mod:`benchmarks.fleet_nodes`), and beat once a second, or as often as so many
-real ones do. The predecessor's reservation server has the same numbers of its own clients, which ask once a second
-whether all have come.
+The driver's components are real, in a process of their own. The nodes are simulated, each with its own TLS connection
+(:mod:`benchmarks.fleet_nodes`). They send a heartbeat once a second, or as often as that many real nodes do.
+TensorFlowOnSpark's reservation server gets the same number of its own clients, which ask once a second whether all
+nodes have come.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The driver's side of the fleet, in a process of its own: door, controller, ledger, life and panel are the real ones.
+"""Run the driver's components in a process of their own, for simulated nodes.
 
-Spark is not there, and neither are executors: the nodes are those of :mod:`benchmarks.fleet_nodes`. Prints one line of
-JSON. The cluster that shows a steady state is ended by Stop; another one, whose nodes start again, loses a node.
+Door, controller, ledger, lifecycle and panel are real. There is no Spark and no executor: the nodes are those of
+:mod:`benchmarks.fleet_nodes`. Prints one line of JSON. Stop ends the cluster that shows a steady state. A second
+cluster, whose nodes restart, loses a node.
 """
 
 from __future__ import annotations

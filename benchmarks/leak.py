@@ -30,8 +30,8 @@ WARM_UP = 2
 MEMORY_MIB = 50.0
 TRAINS, TRAINED_ROWS = 100, 200_000
 _SETTLE_SECONDS = 15.0
-# What must not grow; memory has a bound of its own, and Spark's Python workers are Spark's to keep or end. The node
-# process that is left is the warm one, from which the next cluster is forked.
+# Counts that must not grow. Memory has a bound of its own, and Spark decides how many Python workers it keeps. The
+# node process that is left is the warm one, from which the next cluster is forked.
 _STEADY = ("node_processes", "zombies", "threads", "descriptors", "sockets", "files")
 
 

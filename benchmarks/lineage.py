@@ -1,8 +1,8 @@
 """TensorFlowOnSpark 2.2.5, fed the same rows. Runs in an environment of its own; prints one line of JSON.
 
-It is given what it likes: one slot an executor as it demands, nodes that have TensorFlow loaded before the first row
-comes, one conversion to tensors a batch of 100. It spends up to a second on each partition, so its rate depends on how
-many rows a partition has: ``--lineage-partitions 2`` gives it one large one a worker.
+TensorFlowOnSpark runs in its best configuration: one slot an executor as it demands, nodes that have TensorFlow loaded
+before the first row comes, one conversion to tensors a batch of 100. It spends up to a second on each partition, so its
+rate depends on the rows of a partition: ``--lineage-partitions 2`` gives each worker one large partition.
 """
 
 from __future__ import annotations

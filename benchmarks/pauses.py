@@ -1,7 +1,7 @@
-"""How long an epoch takes whose pipeline TensorFlow tunes, against one that it does not, while all cores are busy.
+"""Compare epoch times with and without tf.data autotuning.
 
-The same generator of batches is read to its end and let go of, both ways in turn. What is let go of late is seen in
-few epochs and then for long, so means are compared.
+All cores are busy. The same generator of batches is read to its end and released, alternating with and without
+autotuning. A late release happens in few epochs and takes long there, so the means are compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What it costs to be able to go on after a loss: epochs whose state is saved, against epochs whose state is not.
+"""Measure the cost of saving state each epoch.
 
 Two workers under MultiWorkerMirroredStrategy, a dense model of 1.9 million weights with Adam (22 MB of state), 20,000
-rows an epoch. In one cluster epochs with and without ``ctx.checkpoint`` take turns, on a local path and on a URL; the
-state in memory, which ``restarts=`` brings by itself, is another cluster's, and the two take turns.
+rows an epoch. In one cluster, epochs with and without ``ctx.checkpoint`` alternate, on a local path and on a URL. The
+state in memory, which ``restarts=`` saves without a callback, is measured by two clusters that alternate.
 """
 
 from __future__ import annotations
