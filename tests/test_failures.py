@@ -458,7 +458,7 @@ def test_leaving_the_with_block_by_an_error_stops_the_nodes(spark: SparkSession)
 
 def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(float(i), 0) for i in range(100)], "x float, label int")
-    with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row for 3 s"):
+    with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row and did not compute for 3 s"):
         with launch(telling_pid, workers=2, spark=spark, feed_timeout=3) as cluster:
             cluster.train(frame)
 

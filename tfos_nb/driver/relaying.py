@@ -183,7 +183,7 @@ class RelayedDoor(Door):
             )
         if job.error is not None:
             raise TfosError(
-                f"a relay did not start on an executor: {job.error}. Mend that, or {_WITHOUT_RELAY}"
+                f"a relay did not start on an executor: {job.error}. Correct the cause, or {_WITHOUT_RELAY}"
             ) from job.error
         assert job.result is not None
         place = wire.expect(RelayPlace, job.result[0].place)

@@ -258,15 +258,15 @@ class Training:
         sated = ", ".join(self.controller.sated())
         if starved := self.controller.starved():
             return (
-                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {sated} took "
-                f"none of the rows that were waiting, nor computed, in epoch {feed.epoch}. If the nodes train in step, "
-                "the rows of one node come after more rows of another than fit into its memory: repartition the "
-                "DataFrame into more partitions, or raise buffer_bytes"
+                f"{', '.join(starved)} waited {self.timeout:g} s for rows of epoch {feed.epoch}, while {sated} took no "
+                f"row and did not compute for {self.timeout:g} s. If the nodes train in step, the rows of one node "
+                "come after more rows of another than fit into its memory: repartition the DataFrame into more "
+                "partitions, or raise buffer_bytes"
             )
         return (
-            f"{sated} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
-            f"were waiting ({feed.ledger.rows} delivered so far), and no node computed. Check that main reads "
-            f"ctx.dataset() epochs={feed.epochs} times. If main waits longer for something else, raise feed_timeout"
+            f"{sated} took no row and did not compute for {self.timeout:g} s, while rows of epoch {feed.epoch} were "
+            f"waiting ({feed.ledger.rows} delivered so far). main must iterate over ctx.dataset() {feed.epochs} times, "
+            "as epochs= says. If main waits longer for something else, raise feed_timeout"
         )
 
     def _made(self, feed: Feed, count: int) -> bool:
