@@ -1,6 +1,6 @@
 """Many nodes at once: all come, all hear Stop, a loss is told; and the driver's work grows no faster than they do.
 
-The nodes are simulated, in a process of their own, and go through the real door. What must not grow is counted.
+The nodes are simulated, in a process of their own, and use the real door. The tests count what must not grow.
 """
 
 from __future__ import annotations

@@ -248,10 +248,10 @@ def _checked_arguments(arguments: Any) -> Mapping[str, Any]:
 
 
 def _follower(option: Any) -> Any:
-    """Return what logs a cluster to MLflow; None if nothing does.
+    """Return the object that logs a cluster to MLflow; None if nothing is logged.
 
-    That package is above this one, and few programs use it. So it is imported by its name, and without a wish of the
-    user's only where the program has imported MLflow.
+    That package is above this one, and few programs use it, so it is imported by its name. By default it is imported
+    only if the program has imported MLflow.
     """
     if option is False or (option is None and sys.modules.get("mlflow") is None):
         return None
@@ -698,7 +698,7 @@ class Cluster(Rich):
             self.close()
             cause = self._outcome.error
             if isinstance(cause, NodeFailed) and str(cause).splitlines()[0] in str(error) and error is not cause:
-                raise cause from error  # what Spark said of its own job that was cancelled for it
+                raise cause from error  # replace Spark's cancellation error by its cause
             return
         try:
             self.wait()

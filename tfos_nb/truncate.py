@@ -38,7 +38,7 @@ def clip_telling(text: str, room: int) -> str:
 
 
 def clip_lines(text: str, room: int) -> str:
-    """Keep the end of a text's lines, each cut: of a traceback, what was raised, and where, is written last."""
+    """Keep a text's last lines, each shortened. A traceback ends with the exception, so keep the end."""
     whole = sendable(text)
     if size(whole) <= room:
         return whole

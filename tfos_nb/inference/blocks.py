@@ -246,7 +246,7 @@ def _as_key(frame: DataFrame, field: StructField) -> Column:
 
 
 def _spelling(df: DataFrame) -> Callable[[str], str]:
-    """Return what makes equal the names that are one to Spark."""
+    """Return the key under which Spark compares column names."""
     return str if df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true" else str.lower
 
 

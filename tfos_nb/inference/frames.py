@@ -3,9 +3,9 @@
 ::
 
     predict(df, model)
-        library.find       the model's bytes or its place; one task reads its inputs and outputs
-        matching           match columns with inputs; name the output columns
-        applying.applied   ScoreTask, with the columns that stay: lazy
+        model_library.find    the model's bytes or its place; one task reads its inputs and outputs
+        column_matching       match columns with inputs; name the output columns
+        model_task.applied    ScoreTask, with the columns that stay: lazy
 
 The driver does not load TensorFlow, and no row is read before the user uses the result.
 """

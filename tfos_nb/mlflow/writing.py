@@ -28,7 +28,7 @@ _KILLED = "killed"
 
 @contextlib.contextmanager
 def _without_retries_told() -> Iterator[None]:
-    """Drop urllib3's warning of each try within the block, in this thread: the error after the last one is told of."""
+    """Suppress urllib3's retry warnings within the block, in this thread; the final error is reported."""
     own, tries = threading.get_ident(), logging.getLogger("urllib3.connectionpool")
 
     def is_of_others(record: logging.LogRecord) -> bool:

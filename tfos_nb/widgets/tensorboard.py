@@ -154,7 +154,7 @@ def _address(
     endpoint: Endpoint, state: ClusterState, host: Host, proxy_url: str = "", conf: Mapping[str, str] | None = None
 ) -> str | None:
     """Return an address that works once. Its port listens on loopback, on Databricks on all addresses for the proxy."""
-    port = endpoint.open_port("0.0.0.0" if host.name == "databricks" else "127.0.0.1")  # noqa: S104 - see guests
+    port = endpoint.open_port("0.0.0.0" if host.name == "databricks" else "127.0.0.1")  # noqa: S104 - for Databricks' proxy; links have a token
     return proxied_url(port, endpoint.invitation(state.id), host, template=proxy_url, spark_conf=conf)
 
 

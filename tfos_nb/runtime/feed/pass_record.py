@@ -96,7 +96,7 @@ class PassRecord:
             return bool(self._sizes)
 
     def first(self, rows: int) -> tuple[int, Positions]:
-        """Return where the first rows are that were given out: before a position, without the positions of an array.
+        """Return the positions of the first ``rows`` rows: all below a number, except the listed ones.
 
         Raises
         ------

@@ -421,11 +421,11 @@ class PassSchedule:
     # --- rows that are not wanted ---
 
     def refuse_latest(self) -> tuple[Command, ...]:
-        """Want no more rows of the latest call of ``train``, nor of those before it."""
+        """Refuse further rows of the latest call of ``train`` and of all earlier calls."""
         return self._refuse_to(self._latest)
 
     def refuse_current(self) -> tuple[Command, ...]:
-        """Want no more rows of the current call of ``train``, even if the next call was already made."""
+        """Refuse further rows of the current call of ``train``, even if the next call was already made."""
         return self._refuse_to(self._current or self._latest)
 
     def _refuse_to(self, last: FeedBegins | None) -> tuple[Command, ...]:

@@ -214,15 +214,15 @@ class RowQueue:
             logger.info("batch %s of the stream is in the state already, and is skipped", number)
 
     def enough(self) -> None:
-        """Want no more rows of the latest call of ``train``, nor of those before it.
+        """Refuse further rows of the latest call of ``train`` and of all earlier calls.
 
-        Waiting rows are dropped, and the driver is told. A pass that a dataset is reading ends early. Without a feed,
-        nothing happens.
+        Waiting rows are dropped, and the driver is notified. A pass that a dataset is reading ends early. Without a
+        feed, nothing happens.
         """
         self._apply(self._schedule.refuse_latest)
 
     def enough_of_pass(self) -> None:
-        """Want no more rows of the current call of ``train``, even if the next call was already made."""
+        """Refuse further rows of the current call of ``train``, even if the next call was already made."""
         self._apply(self._schedule.refuse_current)
 
     def resume(self, passes: int, state: str = "") -> None:

@@ -115,7 +115,7 @@ class RowQueues:
             queue.stop()
 
     def terminate(self, name: str) -> None:
-        """Want no more rows of a queue, now and later; the driver is told, and Spark reads no more for it."""
+        """Stop feeding a queue, also in later calls. The driver is notified and cancels reading."""
         queue = self.of(name)
         with self._told:
             self._terminated.add(queue)

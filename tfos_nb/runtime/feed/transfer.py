@@ -88,10 +88,9 @@ class _Position:
 class _Chunk:
     """Metadata of every batch: which rows of the partition it contains, in order.
 
-    ``known`` is the attempt's fingerprint that ends with the last of these rows, after the number of rows that it
-    covers, and ``follows`` the one that ends before the first of them: (0, 0) begins anew. The rows are in ``size``
-    bytes of ``block``, beginning at byte ``first``. If ``block`` is -1, they are in the batch itself. ``spent`` says
-    that the sender wants a new grant for the one that it has used.
+    ``known``: row count and fingerprint up to the last row here. ``follows``: the same before the first row; (0, 0)
+    restarts. The rows are in ``size`` bytes of ``block``, beginning at byte ``first``. If ``block`` is -1, they are in
+    the batch itself. ``spent``: the sender has used its grant and needs a new one.
     """
 
     spans: Spans

@@ -102,7 +102,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 # Environment variables that Python, TensorFlow, Keras and their libraries read when they are imported, or when the
 # interpreter starts. A server has one set of values of these; all other variables are set after the fork. h5py sets
 # HDF5_PLUGIN_PATH when it is imported, so only Spark workers that have applied a model have it: it is not compared.
-# Nor is what Spark tells its workers, such as PYTHON_FAULTHANDLER_DIR, which is another one in each executor.
+# Variables that Spark sets per worker, such as PYTHON_FAULTHANDLER_DIR, are ignored too.
 _IMPORT_READS = re.compile(
     r"PYTHON(?!PATH$|_)|PYTHON_(?:CONTEXT|CPU|FROZEN|GIL|JIT|PRESITE|THREAD|TLBC)"
     r"|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
