@@ -4,5 +4,6 @@ A program written for TensorFlowOnSpark runs after its imports are changed from 
 TFCluster`` to ``from tfos_nb.compat import TFCluster``. Deliberate differences are listed in ``docs/migrating.md``. New
 programs should use :func:`tfos_nb.launch`.
 
-This package has no logic of its own: every call is passed on to the native API.
+The input is calls by TensorFlowOnSpark's names. The output is calls of the native API; this package has no logic of its
+own. Only users' programs import it.
 """

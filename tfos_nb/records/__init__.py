@@ -1,5 +1,5 @@
 """Records of runs: the content of a record, its file, the thread that writes it, and the runs of a directory.
 
 The input is a :class:`.run.Run`, or a directory. The output is JSON files and :class:`.runs.Runs`. This package imports
-neither Spark nor TensorFlow. The driver's packages and the views import it.
+neither Spark nor TensorFlow. ``cluster``, ``driver``, ``mlflow``, ``pipeline`` and ``widgets`` import it.
 """

@@ -1,5 +1,6 @@
 """Send rows from Spark's tasks to ``main`` of a running cluster, and return its results in the order of the rows.
 
 The input is record batches. The output is one result for each row, in the same order. Both ends of the connection are
-here. It imports feed, rows and control. The packages program and node import it, and the driver imports its tasks.
+here. It imports feed, rows and control. The packages program and node import it. ``driver``, ``cluster`` and
+``cluster_inference`` import its tasks and messages.
 """

@@ -1,5 +1,5 @@
 """States from which a training continues after a loss: checkpoints, and states that the supervisors hold in memory.
 
 The input is a program's states, with its position in the rows. The output is the state of one moment on all nodes. It
-imports the feed, whose positions it keeps, and the packages below.
+imports feed, whose positions it keeps, storage, code and control. The packages program and node import it.
 """

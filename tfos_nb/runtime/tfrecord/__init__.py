@@ -1,6 +1,8 @@
 """Read and write TFRecord files on the executors, without TensorFlow.
 
-Rows are Arrow record batches. Records are bytes.
+When writing, the input is Arrow record batches and the output is files. When reading, it is the other way round.
+``tfos_nb.tfrecord``, ``spark``, ``pipeline``, ``compat`` and :mod:`~tfos_nb.runtime.datasets` import this package. It
+imports rows, storage and control.
 
 ::
 

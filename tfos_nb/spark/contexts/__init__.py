@@ -6,8 +6,10 @@
                           ├── Classic     PySpark's SparkContext, and Scala's behind it
                           └── Connect     a client of Spark Connect, limited to its protocol
 
+The input is a session. The output is jobs, settings and executors, in the same form for both kinds of session.
 Everything that needs a SparkContext is in :mod:`tfos_nb.spark.contexts.classic`, and so is nearly every use of
-PySpark's private API. Code that runs on the executors needs neither.
+PySpark's private API. ``spark``, ``driver``, ``cluster``, ``inference``, ``tfrecord``, ``pipeline``, ``widgets`` and
+``magics.diagnosis`` import this package. Code that runs on the executors does not.
 """
 
 from __future__ import annotations
