@@ -157,6 +157,13 @@ def test_an_import_that_the_page_shows_is_in_the_code(one: str, other: str) -> N
     assert is_imported(one, other)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), sorted({(one, other) for line in LINES for one, arrow, other in hops(line) if arrow == "~>"})
+)
+def test_a_handover_without_an_import_that_the_page_shows_has_none_in_the_code(one: str, other: str) -> None:
+    assert not is_imported(one, other)
+
+
 def test_each_line_of_a_block_goes_on_from_one_above_it() -> None:
     for block in blocks_of("architecture"):
         first, *others = block.text.splitlines()
