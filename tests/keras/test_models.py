@@ -17,7 +17,8 @@ FEW_ROWS = "3/2"
 
 # What `make test` trains: each mend, and the programs that met its lack. The rest is slow.
 SOME = (
-    "global_clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
+    "global_clipnorm",
+    "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
     "adds a loss", "metric function that compares rows, weighted", "loss function of pairs", "steps_per_execution",
     "two optimizers", "own arguments", "own targets", "own compute_loss", "outputs with", "with a masked mean",
     "a mean of some", "adds a sum", "strings", "positions, Adam", "mixed_bfloat16", "results that a step",
