@@ -1,7 +1,7 @@
-"""A TensorBoard page by the way that a browser goes, against the same page asked of TensorBoard directly.
+"""Compare a TensorBoard page over the way that a browser uses with the same page from TensorBoard itself.
 
-The way is the real one: the kernel's endpoint (a unix socket), the door's mouth, gRPC over TLS to the supervisor's end,
-and TensorBoard on the loopback; only the Jupyter server before it, which every page of a notebook passes, is left out.
+The way is the real one: the kernel's endpoint (a unix socket), the driver's port, gRPC over TLS to the supervisor, and
+TensorBoard on loopback. Only the Jupyter server in front, which every page of a notebook passes, is left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Handler:
 
 
 class _Running:
-    """What the endpoint asks of a cluster that runs."""
+    """Stand-in for a running cluster, with what the endpoint uses."""
 
     def __init__(self, path: str, log_dir: str) -> None:
         self.id, self.tensorboard_socket, self._log_dir = uuid.uuid4().hex[:12], path, log_dir

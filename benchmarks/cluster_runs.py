@@ -23,7 +23,7 @@ _READY_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Passes:
-    """What the nodes saw of each pass, and what the driver saw of the whole.
+    """Measurements of each pass on the nodes, and of the whole run on the driver.
 
     Parameters
     ----------

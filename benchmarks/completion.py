@@ -1,4 +1,4 @@
-"""How long the Tab key takes on a magic's line, in a namespace of some thousand variables, against the promised bound.
+"""Measure how long the Tab key takes on a magic's line, with some thousand variables, against the bound.
 
 For information the same lines without the extension: what IPython then offers is Python's own names.
 """
@@ -30,7 +30,7 @@ LINES = (
 
 
 class Rows:
-    """What the magics take for a DataFrame."""
+    """An object that the magics accept as a DataFrame."""
 
     def mapInArrow(self) -> None:  # noqa: N802 - Spark's name
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""The rows that are fed: generated in Spark from their own number, in the two shapes that the promises name.
+"""The rows that are fed: generated in Spark from their own number, in the two shapes of the measurements.
 
 The values are pseudo-random and mean nothing. They cost what real ones cost: Spark's cache compresses neither floats in
 arrays nor doubles, and nobody on the way looks at a value. This module also runs in the environment of

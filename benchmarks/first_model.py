@@ -1,4 +1,4 @@
-"""The first rows of a session through a model: Spark's Python workers forked from the warm process, or not.
+"""Time a session's first rows through a model, with Python workers forked from the warm process and without.
 
 The executors were warmed in the background, and Spark has run a Python function. Both are so for either side. The
 second time, the workers have the model.

@@ -46,13 +46,13 @@ LINEAR = 1.15
 """An exponent up to here is called linear: it is fitted to a few figures of one run each."""
 
 WHERE_KEPT = ("cpu", "stop", "over")
-"""What is fitted only where the heartbeats were kept up: elsewhere the machine is full."""
+"""Figures that are fitted only where all heartbeats were handled. Elsewhere the machine is fully loaded."""
 
 OF_A_SECOND = ("cpu", "cpu_a_message")
-"""What is fitted only where each node sends a heartbeat a second."""
+"""Figures that are fitted only where each node sends a heartbeat a second."""
 
 BY_NATURE = ("start_bytes",)
-"""What grows with the square: each node is sent all addresses."""
+"""Figures that grow with the square: each node receives all addresses."""
 
 BEATS_KEPT = 0.97
 _SECONDS = 600.0

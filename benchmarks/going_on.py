@@ -1,4 +1,4 @@
-"""A node is lost whose loss is to stop nobody: for how long training pauses, and how long until the node is back."""
+"""Measure losses that must stop no other node: the pause of the training, and the time until the node is back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _PAUSE = 1.0  # seconds: what one may take for no stop at all
-_ROWS = 20_000_000  # an epoch takes longer than what is looked at
+_ROWS = 20_000_000  # an epoch takes longer than the measurement
 _WATCHED = 12.0  # seconds
 _NODE = "worker:1"
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is done to a worker, and whether another process of it has to come."""
+    """A fault of a worker, and whether another process must replace it."""
 
     what: str
     find: Callable[[int], int]

@@ -1,4 +1,4 @@
-"""Hurt a training every 30 s, and compare its rows/s with those of the same training when it is left alone."""
+"""Cause a fault every 30 s, and compare the rows/s of the training with those of the same training without faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class _Cost:
-    """What a fault has cost, in seconds, one after the other."""
+    """Cost of one fault: the seconds of each phase, in order."""
 
     what: str
     noticed: float

@@ -1,4 +1,4 @@
-"""Many clusters, one after another, in one kernel: what is left of them in it, beside it and on disk."""
+"""Run many clusters in one kernel, and count what they leave in its process, on its host and on disk."""
 
 from __future__ import annotations
 

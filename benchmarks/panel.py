@@ -1,4 +1,4 @@
-"""What the panel sends to the page at 64 nodes: messages a second and bytes a message, against the promised bounds.
+"""Measure what the panel sends to the page at 64 nodes: messages a second and bytes a message, against the bounds.
 
 A cluster in which every node's numbers change all the time, shown by the panel's own screen and view for some seconds;
 the messages are counted where the widget hands them to the kernel.

@@ -1,4 +1,4 @@
-"""What runs on the executors and in the nodes. Executors import this module; nothing here is a closure."""
+"""Programs of the executors and the nodes. Executors import this module; nothing here is a closure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is lost while two train: how long until the driver says so, and until the cluster has trained a step again."""
+"""Measure losses while two nodes train: the time until the driver reports it, and until the next training step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPOCHS", "HEARTBEAT", "fed_for_ever", "feed", "is_whole", "run", "wait_for"]
 
-_SECONDS_TO_STEP = 5.0  # where a survivor, or its supervisor, is there to fork the next process
+_SECONDS_TO_STEP = 5.0  # if a surviving node or its supervisor can fork the next process
 _SECONDS_TO_START = 15.0  # where everything has to be started
 HEARTBEAT = 5.0
 _GIVE_UP = 120.0
@@ -35,7 +35,7 @@ EPOCHS = 100_000  # more than there is time for
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is done to a node: to which process of it, and by which signal."""
+    """A fault of a node: which process receives which signal."""
 
     what: str
     find: Callable[[int], int]

@@ -1,4 +1,4 @@
-"""Epochs 2..n come from the nodes' local disks: how much faster than the first, which comes from Spark."""
+"""Compare epochs 2 to n, which come from the nodes' local disks, with the first, which comes from Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What reporting costs the training thread: Keras' ``fit`` with the callback that a node adds against ``fit`` without.
+"""Measure the cost of reporting in the training thread: Keras' ``fit`` with and without a node's callback.
 
-Both in one process and interleaved, with a step of about five milliseconds on this machine; and ``Reporter.step`` by
-itself, as a loop of the user's own calls it. The reports are read by another process, as a node's are.
+Both run in one process and alternate, with a step of about five milliseconds on this machine. ``Reporter.step`` is also
+measured alone, as a custom loop calls it. Another process reads the reports, as on a node.
 """
 
 from __future__ import annotations

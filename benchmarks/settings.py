@@ -1,4 +1,4 @@
-"""What the command line asks of the benchmarks."""
+"""Settings of the benchmarks, from the command line."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""From the start of the cell to the first training step, against what no way around exists for.
+"""Measure the time from the start of the cell to the first training step, against the least possible time.
 
-That is ``python -c "import tensorflow"`` plus an empty Spark job (a ``mapInArrow`` over four empty tasks). `cold` is
-the first job, and the first cluster, of a fresh Spark session whose executors are up: Spark has no Python worker yet.
-`warm` is the second of each. `prewarmed` is the first cluster of a session whose executors were warmed in the
-background, as ``%load_ext tfos_nb`` and ``spark_session()`` have it, against the second job. The session's own start is
-counted on neither side.
+The least possible time is ``python -c "import tensorflow"`` plus an empty Spark job (a ``mapInArrow`` over four empty
+tasks). `cold` is the first job, and the first cluster, of a fresh Spark session whose executors are up: Spark has no
+Python worker yet. `warm` is the second of each. `prewarmed` is the first cluster of a session whose executors were
+warmed in the background, as ``%load_ext tfos_nb`` and ``spark_session()`` do, against the second job. Neither side
+counts the session's own start.
 """
 
 from __future__ import annotations

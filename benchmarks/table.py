@@ -59,7 +59,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Result:
-    """What one benchmark found: the ratios, and every figure that they were made of."""
+    """Result of one benchmark: the ratios, and every figure that they were computed from."""
 
     name: str
     ratios: tuple[Ratio, ...]

@@ -162,7 +162,7 @@ class _Codec:
         return rows
 
     def _shares(self) -> dict[str, float]:
-        """How much of a batch's time each step takes."""
+        """Return the share of a batch's time that each step takes."""
         from tfos_nb.runtime.tfrecord.decode import columns
         from tfos_nb.runtime.tfrecord.encode import encode
         from tfos_nb.runtime.tfrecord.framing import PAD, frame, scan

@@ -1,13 +1,13 @@
-"""Rows a second that ``TFModel.transform`` applies a model to, on MNIST-shaped rows from a cached DataFrame.
+"""Measure the rows a second of ``TFModel.transform``, on MNIST-shaped rows from a cached DataFrame.
 
-Against three figures of the same run, interleaved, with the same model and batch size: PySpark's ``predict_batch_udf``
-with ``model.predict``, as its documentation has it, and for information with the model called directly; Keras'
-``model.predict`` in one process, kept to one core, on the same rows in memory; and, to tell what Spark itself takes, an
-Arrow UDF that looks at the values and gives as many back. Then TensorFlowOnSpark 2.2.5's ``TFModel.transform``, in its
-own environment, on fewer rows: it is slower by far.
+Three other figures come from the same run, interleaved, with the same model and batch size. The first is PySpark's
+``predict_batch_udf`` with ``model.predict``, as in its documentation, and for information with the model called
+directly. The second is Keras' ``model.predict`` in one process on one core, on the same rows in memory. The third is an
+Arrow UDF that reads the values and returns as many, which is Spark's own cost. Then TensorFlowOnSpark 2.2.5's
+``TFModel.transform`` runs in its own environment, on fewer rows, because it is much slower.
 
-What one core does is told by the seconds of processor time of everything that takes part: Spark's JVMs and their Python
-processes, or the one process of Keras. They say the same on a machine that has other things to do.
+The rate of one core is computed from the processor time of all processes involved: Spark's JVMs and their Python
+processes, or the one process of Keras. It is the same on a machine that runs other work.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ print(len(x) / (time.process_time() - started))
 
 @dataclass(frozen=True)
 class LoadPredict:
-    """What ``predict_batch_udf`` gets: loads the model, returns the function of a batch."""
+    """Function for ``predict_batch_udf``: load the model and return the function of a batch."""
 
     path: str
     direct: bool
@@ -251,7 +251,7 @@ def _rates(frame: DataFrame, rows: int) -> tuple[float, float]:
 
 
 def _processor_seconds() -> float:
-    """What this process and all below it have used: Spark's executors are below its driver."""
+    """Return the processor time of this process and of its descendants. Spark's executors descend from its driver."""
     import psutil
 
     here = psutil.Process()

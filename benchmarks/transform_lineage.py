@@ -1,9 +1,9 @@
 """TensorFlowOnSpark 2.2.5's ``TFModel.transform`` with the same model on the same rows; prints one line of JSON.
 
-Runs in an environment of its own, so that it imports nothing but the standard library at its head. It is given what it
-likes: a SavedModel whose signature is named, flat arrays, the model loaded in each Python worker before the clock
-starts. Its ``transform`` is not lazy: to find the schema it applies the model to a whole partition. The rate is told
-with that and without.
+Runs in an environment of its own, so it imports nothing but the standard library at its top. TensorFlowOnSpark runs in
+its best configuration: a SavedModel whose signature is named, flat arrays, the model loaded in each Python worker
+before the clock starts. Its ``transform`` is not lazy: to find the schema, it applies the model to a whole partition.
+The rate is reported with that time and without.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class EvaluatorTimedOut:
 
 @dataclass(frozen=True)
 class StopSent:
-    """Every node is told to end; from now on its end is not a failure."""
+    """Every node receives a stop; from now on its end is not a failure."""
 
     message: Any
 

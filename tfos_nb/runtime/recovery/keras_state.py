@@ -94,7 +94,7 @@ def keep_fits(
     memory : LastState
         Where to keep it.
     queue : RowQueue
-        The rows: it knows how many passes were made, and is told how many are in a state.
+        The rows. It knows how many passes were made, and receives the number that a state includes.
     held : callable
         Called after each epoch whose state is kept, here or by Keras' ``BackupAndRestore``.
     request : SaveRequest

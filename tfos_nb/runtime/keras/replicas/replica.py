@@ -530,7 +530,7 @@ class _Thread(threading.local):
 
 
 current = _Thread()
-"""What the current thread computes at present."""
+"""State of the current thread's computation."""
 
 
 @contextlib.contextmanager
