@@ -10,7 +10,6 @@ figures that the last cell displays under :data:`OUTCOME`. The executed notebook
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfos_nb.data_files import find_data_file
 from tfos_nb.errors import PlanError
 
 __all__ = ["OUTCOME", "Outcome", "main", "run_notebook"]
@@ -95,13 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quickstart() -> Path:
-    """Find the quickstart: in the checkout in which one is, where pip has put it, or in the checkout of this file."""
-    found = [_NOTEBOOK]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        installed = importlib.metadata.files("tfos_nb") or ()
-        found += [Path(os.path.normpath(file.locate())) for file in installed if file.name == _NOTEBOOK.name]
-    found.append(Path(__file__).resolve().parents[1] / _NOTEBOOK)  # an editable install lists no data files
-    return next((path for path in found if path.is_file()), _NOTEBOOK)
+    """Find the quickstart: in the checkout in which one is, or else the installed one."""
+    return _NOTEBOOK if _NOTEBOOK.is_file() else find_data_file(_NOTEBOOK) or _NOTEBOOK
 
 
 def _copied(notebook: Path, folder: Path) -> Path:

@@ -11,21 +11,20 @@ replaced, in the objects. docs/kubernetes.md explains the objects.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import importlib.metadata
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tfos_nb.data_files import find_data_file
 from tfos_nb.errors import MissingPackage, PlanError
 
 __all__ = ["Values", "add_options", "render", "values_of"]
 
-_FOLDER = Path("docs/kubernetes")
+_LIST = Path("docs/kubernetes/kustomization.yaml")
 _SETTINGS = "spark-defaults.conf"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
@@ -246,14 +245,15 @@ def render(values: Values) -> str:
     """
     yaml = _yaml()
     folder = _folder()
-    (listed,) = yaml.safe_load_all((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    (listed,) = yaml.safe_load_all((folder / _LIST.name).read_text(encoding="utf-8"))
     objects = [one for name in listed["resources"] for one in _read(folder / name)]
     objects += [
         _config_map(made["name"], {name: _text_of(folder / name, values) for name in made["files"]})
         for made in listed["configMapGenerator"]
     ]
     for one in objects:
-        _ADAPT.get(one["kind"], _as_it_is)(one, values)
+        if adapt := _ADAPT.get(one["kind"]):
+            adapt(one, values)
         one["metadata"]["namespace"] = values.namespace
         for subject in one.get("subjects", ()):  # of a RoleBinding, in which the namespace cannot be left out
             subject["namespace"] = values.namespace
@@ -286,15 +286,11 @@ def _dumper() -> Any:
 
 
 def _folder() -> Path:
-    """Return the folder of the manifests: where pip has put them, or in the checkout of this file."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for file in importlib.metadata.files("tfos_nb") or ():
-            if file.name == "kustomization.yaml":
-                return Path(os.path.normpath(file.locate())).parent
-    there = Path(__file__).resolve().parents[1] / _FOLDER  # an editable install lists no data files
-    if not (there / "kustomization.yaml").is_file():
-        raise PlanError(f"{there}: the manifests are not there; install tfos_nb again with pip")
-    return there
+    """Return the folder of the manifests."""
+    found = find_data_file(_LIST)
+    if found is None:
+        raise PlanError(f"{_LIST}: the manifests are not there; install tfos_nb again with pip")
+    return found.parent
 
 
 def _read(path: Path) -> Iterator[Object]:
@@ -355,10 +351,6 @@ def _with_settings(text: str, settings: Mapping[str, str]) -> str:
         lines.append(line)
     added = ["", *(f"{key}   {value}" for key, value in left.items())] if left else []
     return "\n".join([*lines, *added]) + "\n"
-
-
-def _as_it_is(one: Object, values: Values) -> None:
-    """Change nothing."""
 
 
 def _adapt_notebook(one: Object, values: Values) -> None:
