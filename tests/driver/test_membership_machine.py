@@ -18,7 +18,7 @@ from tfos_nb.driver.membership import (
     ContinueWithout,
     Ended,
     EndStream,
-    EvaluatorTimedOut,
+    EvaluatorsTimedOut,
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
@@ -107,7 +107,7 @@ class Lives(RuleBasedStateMachine):
         self.ended_streams: set[int] = set()
         self.count = 0
         self.dismissed = self.over = self.wanted = False
-        self.awaited: tuple[str, ...] = ()  # evaluators, since the training has ended
+        self.awaited = False  # evaluators, since the training has ended
         self.silent: dict[str, int] = {}  # nodes that fell silent, and their streams then
 
     def apply(self, event: Any) -> Any:
@@ -142,7 +142,7 @@ class Lives(RuleBasedStateMachine):
             if isinstance(command.message, (StateWanted, StartAgain)):  # the next process knows of nothing
                 self.wanted = getattr(command.message, "wanted", False)
         elif isinstance(command, AwaitEvaluators):
-            self.awaited = command.nodes
+            self.awaited = command.wanted
         elif isinstance(command, ShareRows):
             assert len(set(command.nodes)) == len(command.nodes)
 
@@ -285,10 +285,9 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def evaluators_take_too_long(self) -> None:
-        for name in self.awaited:
-            self.apply(EvaluatorTimedOut(name, 30.0))
-        if self.awaited and not self.dismissed:
-            waited = [one for one in self.membership.present if str(one.node) in self.awaited]
+        if self.awaited:
+            self.apply(EvaluatorsTimedOut(30.0))
+            waited = [one for one in self.membership.present if one.node.role is Role.EVALUATOR]
             assert all(one.returned or one.serving for one in waited), "the cluster would wait for ever"
 
     @rule(executors=st.frozensets(st.sampled_from("0123"), min_size=1, max_size=2))

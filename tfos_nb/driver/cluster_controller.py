@@ -27,7 +27,7 @@ from tfos_nb.driver.membership import (
     DescribeRows,
     Ended,
     EndStream,
-    EvaluatorTimedOut,
+    EvaluatorsTimedOut,
     ExecutorsLeave,
     Failure,
     FeedsStartAgain,
@@ -116,8 +116,7 @@ class ClusterController:
         self.changed = threading.Condition(threading.RLock())
         self.heartbeat_timeout = heartbeat_timeout
         self._grace = grace
-        self._evaluators: tuple[str, ...] = ()  # they are awaited until the time below
-        self._evaluators_until = math.inf
+        self._evaluators_until = math.inf  # the time until which they are awaited
         self.membership = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         fed = [str(node) for node in plan.fed_nodes]
@@ -230,8 +229,7 @@ class ClusterController:
                     self._apply(HeartbeatTimedOut(name, self.heartbeat_timeout))
             if now >= self._evaluators_until:
                 self._evaluators_until = math.inf
-                for name in self._evaluators:
-                    self._apply(EvaluatorTimedOut(name, self._grace))
+                self._apply(EvaluatorsTimedOut(self._grace))
             self.changed.notify_all()
 
     # --- what a node says; the lock is held ---
@@ -356,8 +354,7 @@ class ClusterController:
         self._results.pop(command.node, None)
 
     def _await_evaluators(self, command: AwaitEvaluators) -> None:
-        self._evaluators = command.nodes
-        self._evaluators_until = time.monotonic() + self._grace if command.nodes else math.inf
+        self._evaluators_until = time.monotonic() + self._grace if command.wanted else math.inf
 
     def _follow_history(self, command: FollowHistory) -> None:
         if command.node is None:

@@ -261,10 +261,9 @@ class Aborted:
 
 
 @dataclass(frozen=True)
-class EvaluatorTimedOut:
-    """An evaluator's ``main`` has not returned so many seconds after the training's end."""
+class EvaluatorsTimedOut:
+    """So many seconds have passed since the training's end: evaluators are waited for no longer."""
 
-    node: str
     seconds: float
 
 
@@ -364,9 +363,9 @@ class ShareRows:
 
 @dataclass(frozen=True)
 class AwaitEvaluators:
-    """Wait a limited time for these evaluators, since the training has ended; none: wait no more."""
+    """Wait a limited time for the evaluators, since the training has ended; or no more."""
 
-    nodes: tuple[str, ...]
+    wanted: bool
 
 
 @dataclass(frozen=True)
@@ -433,6 +432,11 @@ class Member:
         """Address of its TensorFlow server."""
         assert self.reservation is not None, "it has reserved"
         return host_and_port(self.reservation.host, self.reservation.port)
+
+    @property
+    def needs_no_wait(self) -> bool:
+        """Whether its ``main`` has returned, or need not return."""
+        return self.returned or self.serving
 
     def become(self, status: NodeStatus) -> None:
         """Change the status, where :data:`TRANSITIONS` has that change."""
@@ -543,7 +547,7 @@ class Membership:
             NewsRead: self._news_read,
             RowsFedAgain: self._rows_fed_again,
             Aborted: self._aborted,
-            EvaluatorTimedOut: self._evaluator_timed_out,
+            EvaluatorsTimedOut: self._evaluators_timed_out,
             StopSent: self._stop_sent,
             AllDropped: self._all_dropped,
             Ended: self._ended,
@@ -721,8 +725,8 @@ class Membership:
         self._reserved = CheckAll(self._present, lambda one: one.reservation)
         self._up = CheckAll(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
         self._take_rows = CheckAll(self._fed_members, lambda one: one.up)
-        self._returned = CheckAll(finishing, lambda one: one.returned or one.serving)
-        self._trained = CheckAll(self._training, lambda one: one.returned or one.serving)
+        self._returned = CheckAll(finishing, lambda one: one.needs_no_wait)
+        self._trained = CheckAll(self._training, lambda one: one.needs_no_wait)
         self._through = CheckAll(self._present, lambda one: one.status.ended or one.serving)
         self._at_rest = CheckAll(self._present, lambda one: not one.saving or one.stream is None)
 
@@ -1000,18 +1004,19 @@ class Membership:
         """Tell the evaluators, once, that the training has ended: this ends ``ctx.checkpoints()``."""
         if self._evaluators_told or not self._evaluators or not (self._first.returned and self._trained()):
             return
-        late = tuple(str(one.node) for one in self._evaluators if not one.returned and not one.serving)
-        if late:
+        if late := self._late_evaluators:
             self._evaluators_told = True
-            self._tell(late, NoMoreFeeds())
-            self._do(AwaitEvaluators(late))
+            self._tell([str(one.node) for one in late], NoMoreFeeds())
+            self._do(AwaitEvaluators(True))
 
-    def _evaluator_timed_out(self, event: EvaluatorTimedOut) -> None:
-        one = self.members[event.node]
-        if not one.returned and not one.serving:
-            text = f"had not ended {event.seconds:g} s after the training; the cluster ends without it"
-            self._warn(one, text)
+    def _evaluators_timed_out(self, event: EvaluatorsTimedOut) -> None:
+        for one in self._late_evaluators:
+            self._warn(one, f"had not ended {event.seconds:g} s after the training; the cluster ends without it")
             self._wait_no_more(one)
+
+    @property
+    def _late_evaluators(self) -> list[Member]:
+        return [one for one in self._evaluators if not one.needs_no_wait]
 
     def _wait_no_more(self, one: Member) -> None:
         """Do not wait for an evaluator's ``main`` to return."""
@@ -1063,7 +1068,7 @@ class Membership:
     def _start_again(self, cause: str) -> None:
         self.generation += 1
         self._evaluators_told = False
-        self._do(AwaitEvaluators(()))
+        self._do(AwaitEvaluators(False))
         self.replaced.clear()
         self.to_resubmit.clear()  # all missing nodes are submitted to Spark now
         self._do(FeedsStartAgain())

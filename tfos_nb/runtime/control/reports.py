@@ -209,10 +209,10 @@ class Reporter:
             self._held = None
             self._send_step(report)
 
-    def flush_all(self, seconds: float = _LAST_SECONDS) -> None:
-        """Send all that waits, also if the supervisor has room only later, within ``seconds`` seconds."""
+    def flush_all(self) -> None:
+        """Send all that waits, also if the supervisor has room only later: within :data:`_LAST_SECONDS`."""
         self.flush()
-        until = time.monotonic() + seconds
+        until = time.monotonic() + _LAST_SECONDS
         while self._waiting and (left := until - time.monotonic()) > 0:
             select.select((), (self._socket,), (), left)
             self.flush()
