@@ -145,9 +145,9 @@ def test_a_range_whose_partitions_somebody_has_set_does_not_count_cores() -> Non
 
 
 def test_a_model_too_large_for_a_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_CARRIED", 1 << 20)
+    monkeypatch.setattr(connect, "_MAX_MODEL_BYTES", 1 << 20)
     assert context().shared(b"small").value == b"small"
-    with pytest.raises(PlanError, match="this model is 2 MiB, .* a task carries at most 1: save it where"):
+    with pytest.raises(PlanError, match="this model is 2 MiB, .* a task carries at most 1 MiB: save it where"):
         context().shared(bytes(2 << 20))
 
 

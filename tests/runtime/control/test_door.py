@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tests.waiting import until
+from tfos_nb.driver.ended_doors import ended_doors
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control import admission, wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
@@ -67,6 +68,11 @@ class RecordingHandler:
     def await_count(self, name: str, count: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: self.count(name) >= count, SECONDS), self.calls[-5:]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_doors_of_other_tests() -> None:
+    ended_doors.close_all()
 
 
 @pytest.fixture

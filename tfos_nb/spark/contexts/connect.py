@@ -198,7 +198,7 @@ class Connect(Context):
         if len(content) > _MAX_MODEL_BYTES:
             raise PlanError(
                 f"this model is {len(content) / (1 << 20):.0f} MiB, and over Spark Connect a task carries at most "
-                f"{_MAX_MODEL_BYTES >> 20}: save it where the executors can read it, and give its path or URL"
+                f"{_MAX_MODEL_BYTES >> 20} MiB: save it where the executors can read it, and give its path or URL"
             )
         return Inline(content)
 
