@@ -21,7 +21,7 @@ from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import FeedController
-from tfos_nb.driver.membership import CheckAll
+from tfos_nb.driver.membership import CheckAll, Membership
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
@@ -208,7 +208,7 @@ def test_hungry_heartbeats_do_not_ask_the_plan(
     links = come(controller, loop)
     monkeypatch.setattr(ClusterPlan, "nodes", property(lambda plan: pytest.fail("it has as many nodes as beat")))
     for link in links:
-        controller.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
+        controller.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(waits_for_rows=True)))
     assert {state.status for state in controller.snapshot()} == {NodeStatus.FEEDING}
 
 
@@ -216,16 +216,10 @@ def test_hungry_heartbeats_do_not_ask_the_plan(
 
 
 def controller_of(count: int) -> FeedController:
-    names = [f"worker:{number}" for number in range(count)]
-    places = {name: FeedPlace("/s", f"10.0.0.{n // 4}", 1, b"c" * 600) for n, name in enumerate(names)}
-    return FeedController(
-        threading.Condition(threading.RLock()),
-        names,
-        lambda message, to: None,
-        lambda: places,
-        rendezvous=lambda: 1,
-        dismissed=bool,
-    )
+    membership = Membership(ClusterPlan(count))
+    for number, name in enumerate(membership.fed_names):
+        membership.feed_places[name] = FeedPlace("/s", f"10.0.0.{number // 4}", 1, b"c" * 600)
+    return FeedController(threading.Condition(threading.RLock()), membership, lambda message, to: None)
 
 
 def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:

@@ -328,7 +328,7 @@ class Cluster(Rich):
             self._lifecycle.at_resubmission(nodes.submit_again)
             self._lifecycle.at_rendezvous(self._training_calls.rewind)
         except BaseException:
-            self._lifecycle.never_began(door)
+            self._lifecycle.abandon(door)
             raise
         active_clusters.begin(self)
         self._lifecycle.at_end(self._training_calls.forget)

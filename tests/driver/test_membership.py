@@ -116,8 +116,8 @@ def make(clock: SimpleNamespace) -> Iterator[Callable[..., Cluster]]:
         cluster.close()
 
 
-def beat(node: str, rows: int | None = None, *reports: StepReport, hungry: bool = False) -> Heartbeat:
-    feed = None if rows is None else FeedStatus(rows, rows, 0, hungry)
+def beat(node: str, rows: int | None = None, *reports: StepReport, waits_for_rows: bool = False) -> Heartbeat:
+    feed = None if rows is None else FeedStatus(rows, rows, 0, waits_for_rows)
     return Heartbeat(node, 50.0, 1 << 30, reports, feed)
 
 
@@ -470,19 +470,23 @@ def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Clust
 def test_a_step_that_reports_is_training_even_without_rows(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
-    cluster.say(beat("worker:0", 0, hungry=True))
+    cluster.say(beat("worker:0", 0, waits_for_rows=True))
     assert cluster.state("worker:0").status is NodeStatus.FEEDING
-    cluster.say(beat("worker:0", 0, StepReport(step=1), hungry=True))
+    cluster.say(beat("worker:0", 0, StepReport(step=1), waits_for_rows=True))
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
-    cluster.say(beat("worker:0", 0, hungry=True))
+    cluster.say(beat("worker:0", 0, waits_for_rows=True))
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
 
 
 def test_only_a_main_that_has_asked_for_rows_waits_for_them(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
-    for hungry, status in ((False, NodeStatus.TRAINING), (True, NodeStatus.FEEDING), (False, NodeStatus.TRAINING)):
-        cluster.say(beat("worker:0", 0, hungry=hungry))
+    for waits_for_rows, status in (
+        (False, NodeStatus.TRAINING),
+        (True, NodeStatus.FEEDING),
+        (False, NodeStatus.TRAINING),
+    ):
+        cluster.say(beat("worker:0", 0, waits_for_rows=waits_for_rows))
         assert cluster.state("worker:0").status is status
 
 
@@ -520,16 +524,16 @@ def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..
 def test_a_node_that_only_says_what_comes_is_not_training_yet(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
-    cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate"), hungry=True))
+    cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate"), waits_for_rows=True))
     assert cluster.state("worker:0").status is NodeStatus.FEEDING
 
 
 def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
-    cluster.say(beat("worker:0", 5, hungry=True))
-    cluster.say(beat("worker:1", 5, hungry=False))
-    assert cluster.controller.sated() == ("worker:1",)
+    cluster.say(beat("worker:0", 5, waits_for_rows=True))
+    cluster.say(beat("worker:1", 5, waits_for_rows=False))
+    assert cluster.controller.nodes_with_rows() == ("worker:1",)
 
 
 @pytest.mark.parametrize("first", ["silent", "done"])
@@ -539,10 +543,10 @@ def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     if first == "done":
-        cluster.say(beat("worker:0", 5, hungry=False))
+        cluster.say(beat("worker:0", 5, waits_for_rows=False))
         cluster.say(MainReturned("worker:0", wire.encode(None)))
-    cluster.say(beat("worker:1", 5, hungry=False))
-    assert cluster.controller.sated() == ("worker:1",)
+    cluster.say(beat("worker:1", 5, waits_for_rows=False))
+    assert cluster.controller.nodes_with_rows() == ("worker:1",)
 
 
 def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:

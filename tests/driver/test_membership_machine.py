@@ -31,7 +31,6 @@ from tfos_nb.driver.membership import (
     RestartAll,
     RestartWith,
     Scaled,
-    ShareRows,
     SlotAsked,
     StopSent,
     StreamEnded,
@@ -123,6 +122,7 @@ class Lives(RuleBasedStateMachine):
         assert self.membership.rendezvous >= before[1]
         for command in commands:
             self.do(command)
+        assert self.membership.fed_names == [str(one.node) for one in self.membership.fed]
         return answer
 
     def do(self, command: Any) -> None:
@@ -143,8 +143,6 @@ class Lives(RuleBasedStateMachine):
                 self.wanted = getattr(command.message, "wanted", False)
         elif isinstance(command, AwaitEvaluators):
             self.awaited = command.wanted
-        elif isinstance(command, ShareRows):
-            assert len(set(command.nodes)) == len(command.nodes)
 
     def node(self, place: int) -> Member:
         members = list(self.membership.members.values())
@@ -169,7 +167,7 @@ class Lives(RuleBasedStateMachine):
             executor = str(self.count % 4)
             message = Reservation(name, "10.0.0.1", 1000 + self.count, executor, 0, self.count)
         self.streams[self.count] = name
-        goes = self.dismissed or one.parting or one.reservation is not None
+        goes = self.dismissed or one.told_to_end or one.reservation is not None
         self.apply(SupervisorConnected(self.count, message))
         assert (self.count in self.ended_streams) is (goes or not refused or one.stream != self.count)
 
@@ -250,11 +248,11 @@ class Lives(RuleBasedStateMachine):
         if worker.started:
             self.say(chief, WorkerThrough(str(worker.node), passes))
 
-    @rule(place=NODES, began=st.booleans(), hungry=st.sampled_from([True, False, None]))
-    def a_heart_beats(self, place: int, began: bool, hungry: bool | None) -> None:
+    @rule(place=NODES, began=st.booleans(), waits_for_rows=st.sampled_from([True, False, None]))
+    def a_heart_beats(self, place: int, began: bool, waits_for_rows: bool | None) -> None:
         one = self.node(place)
         if self.is_heard(one):
-            self.apply(HeartbeatReceived(str(one.node), began, hungry))
+            self.apply(HeartbeatReceived(str(one.node), began, waits_for_rows))
 
     @rule(pick=NODES)
     def a_stream_breaks(self, pick: int) -> None:

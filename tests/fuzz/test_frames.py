@@ -125,7 +125,7 @@ def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp
         while not isinstance(event := events.get(timeout=SECONDS), Exited):
             pass
         assert heard == [MainStarted("worker:0")]
-        [ended] = [word for word in process.last_words(event.returncode) if isinstance(word, NodeEnded)]
+        [ended] = [word for word in process.last_messages(event.returncode) if isinstance(word, NodeEnded)]
         assert (ended.signal, "sent bytes that are not a message" in ended.note) == ("SIGKILL", True)
     finally:
         process.end()

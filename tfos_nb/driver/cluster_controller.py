@@ -47,7 +47,6 @@ from tfos_nb.driver.membership import (
     RestartWith,
     RowsFedAgain,
     Scaled,
-    ShareRows,
     SlotAsked,
     StopSent,
     StreamEnded,
@@ -62,7 +61,7 @@ from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
-from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Start, StateHeld
+from tfos_nb.runtime.control.lifecycle import MainReturned, Refused, Reservation, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
@@ -119,23 +118,14 @@ class ClusterController:
         self._evaluators_until = math.inf  # the time until which they are awaited
         self.membership = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
-        fed = [str(node) for node in plan.fed_nodes]
-        self.feeds = FeedController(
-            self.changed,
-            fed,
-            self.send,
-            self._places,
-            rendezvous=lambda: self.membership.rendezvous,
-            dismissed=lambda: self.membership.dismissed,
-        )
+        self.feeds = FeedController(self.changed, self.membership, self.send)
         self.answering = Answering(self.membership, self.feeds)
         self._figures = {name: NodeFigures() for name in self.membership.members}
         self._log = LogBook(self._figures)
         self._results: dict[str, bytes] = {}
         self._rows = self._reports = 0
         self._slot_wanted_until = -math.inf
-        self._links: dict[int, Link] = {}
-        self._streams: dict[Link, int] = {}
+        self._links: dict[int, Link] = {}  # by the streams' numbers
         self._count = 0
         self._stacks_asked = 0
         self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
@@ -153,7 +143,6 @@ class ClusterController:
             AwaitEvaluators: self._await_evaluators,
             DescribeRows: lambda command: self.feeds.describe_again(command.nodes),
             FeedsStartAgain: lambda command: self.feeds.start_again(),
-            ShareRows: lambda command: self.feeds.feed(command.nodes),
             FollowHistory: self._follow_history,
         }
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -176,7 +165,7 @@ class ClusterController:
             if message.node not in self.membership.members:
                 raise ValueError(f"{message.node} is not in the plan")
             number = self._count = self._count + 1
-            self._links[number], self._streams[link] = link, number
+            self._links[number], link.stream = link, number
             self._apply(SupervisorConnected(number, message))
             if number in self._links:
                 link.node = message.node
@@ -186,15 +175,14 @@ class ClusterController:
     def received(self, link: Link, message: Any) -> None:
         """Take any later message of a node."""
         with self.changed:
-            if link in self._streams:  # else the node was dropped while it was frozen, and has just woken up
+            if link.stream in self._links:  # else the node was dropped while it was frozen, and has just woken up
                 self._hear(link.node or "", message)
 
     def left(self, link: Link) -> None:
         """Take the end of a node's stream: without its last message, the node is lost."""
         with self.changed:
-            number = self._streams.pop(link, None)
-            if number is not None and self._links.pop(number, None) is not None:
-                self._apply(StreamEnded(number))
+            if link.stream is not None and self._links.pop(link.stream, None) is not None:
+                self._apply(StreamEnded(link.stream))
             self.changed.notify_all()
 
     def asked(self, message: Any) -> Any:
@@ -290,7 +278,7 @@ class ClusterController:
             figures.count_rows(message.feed.rows_out, now)
             self._rows += figures.rows
         began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # step 0 announces it
-        self._apply(HeartbeatReceived(node, began, message.feed.hungry if message.feed is not None else None))
+        self._apply(HeartbeatReceived(node, began, message.feed.waits_for_rows if message.feed is not None else None))
 
     def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
         """Write into a node's log, once, that its loss became NaN, and another node's loss to compare."""
@@ -346,7 +334,6 @@ class ClusterController:
     def _end_stream(self, command: EndStream) -> None:
         link = self._links.pop(command.stream, None)
         if link is not None:
-            self._streams.pop(link, None)
             link.end()
 
     def _begin_anew(self, command: ForgetProcess) -> None:
@@ -361,9 +348,6 @@ class ClusterController:
             self.history.begin_anew()
         else:
             self.history.follow(command.node)
-
-    def _places(self) -> Mapping[str, FeedPlace]:
-        return self.membership.feed_places
 
     def _change(self, event: Any) -> Any:
         """Apply an event of the driver's own, and notify all waiting threads."""
@@ -625,7 +609,7 @@ class ClusterController:
             if not training or not all(one.status is NodeStatus.TRAINING for one in training):
                 return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
-            if all(one.starved for one in figures.values()):
+            if all(one.waits_for_rows for one in figures.values()):
                 return None
             return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
 
@@ -677,19 +661,19 @@ class ClusterController:
         with self.changed:
             return {str(one.node): self._figures[str(one.node)].worked for one in self.membership.training}
 
-    def sated(self) -> tuple[str, ...]:
+    def nodes_with_rows(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""
         with self.changed:
-            return tuple(str(one.node) for one in self.membership.fed if self._is_sated(one))
+            return tuple(str(one.node) for one in self.membership.fed if self._has_rows(one))
 
-    def starved(self) -> tuple[str, ...]:
+    def nodes_without_rows(self) -> tuple[str, ...]:
         """Return the fed nodes that wait for rows."""
         with self.changed:
             fed = self.membership.fed
-            return tuple(str(one.node) for one in fed if not self._is_sated(one) and not one.status.ended)
+            return tuple(str(one.node) for one in fed if not self._has_rows(one) and not one.status.ended)
 
-    def _is_sated(self, member: Member) -> bool:
-        return self._figures[str(member.node)].sated and not member.status.ended
+    def _has_rows(self, member: Member) -> bool:
+        return self._figures[str(member.node)].has_rows and not member.status.ended
 
     def is_over(self, node: str) -> bool:
         """Return whether a node takes no more rows: its main has returned, or it has ended."""

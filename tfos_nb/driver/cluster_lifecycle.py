@@ -149,7 +149,7 @@ class ClusterLifecycle:
         """Register an action to run whenever an absent node has neither a task nor a supervisor to start it."""
         self._at_resubmission.append(action)
 
-    def never_began(self, door: Door) -> None:
+    def abandon(self, door: Door) -> None:
         """Clean up after the nodes could not be submitted to Spark."""
         try:
             self._jobs.cancel_all()

@@ -6,13 +6,13 @@ The driver never carries a row. It knows how many rows exist, and which node has
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.driver.membership import Membership
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
-from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.feed.pass_schedule import BATCHES_KNOWN
@@ -86,41 +86,24 @@ class FeedController:
     ----------
     changed : threading.Condition
         The cluster's.
-    nodes : iterable of str
-        The nodes that are fed.
+    membership : Membership
+        Knows which nodes are fed, where they take rows, and how often nodes were started: a feed is valid for one
+        rendezvous. It is only read.
     send : callable
         Sends a message to nodes.
-    places : callable
-        Returns where the nodes take rows.
-    rendezvous : callable
-        Returns how often nodes were started so far. A feed is valid for one rendezvous.
-    dismissed : callable
-        Returns whether the nodes were told to end, so that no rows are given out any more.
     """
 
-    def __init__(
-        self,
-        changed: threading.Condition,
-        nodes: Iterable[str],
-        send: Send,
-        places: Callable[[], Mapping[str, FeedPlace]],
-        *,
-        rendezvous: Callable[[], int],
-        dismissed: Callable[[], bool],
-    ) -> None:
-        self.nodes = list(nodes)
-        self._names = frozenset(self.nodes)
+    def __init__(self, changed: threading.Condition, membership: Membership, send: Send) -> None:
         self.current: Feed | None = None
         self._changed = changed
+        self._membership = membership
         self._send = send
-        self._places = places
         self._feeds: dict[int, Feed] = {}
         self._count = self._calls = 0
-        self._rendezvous = rendezvous
         self._enough: dict[int, set[str]] = {}
-        self._by_host: tuple[int, dict[str, list[str]]] | None = None
+        self._hosts_of: tuple[object, ...] = ()  # the rendezvous and nodes of which these are the hosts
+        self._by_host: dict[str, list[str]] = {}
         self.closed = ""
-        self._dismissed = dismissed
         self.wanted_from: dict[str, ledger.FeedFrom] = {}
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
@@ -131,12 +114,10 @@ class FeedController:
             ledger.PartitionFailed: self._failed,
         }
 
-    def feed(self, nodes: Iterable[str]) -> None:
-        """Share the rows among these nodes from now on."""
-        with self._changed:
-            self.nodes = list(nodes)
-            self._names = frozenset(self.nodes)
-            self._by_host = None
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The nodes among which the rows are shared."""
+        return self._membership.fed_names
 
     def begin(
         self,
@@ -156,7 +137,7 @@ class FeedController:
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes, held)
-            now = self._rendezvous()
+            now = self._membership.rendezvous
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=now, before=before)
             if feed.place.batch is not None:
                 self._feeds.pop(number - BATCHES_KNOWN, None)
@@ -231,7 +212,7 @@ class FeedController:
         with self._changed:
             self.wanted_from[message.node] = message
             error = self.disagreement
-            if error is not None and self.current is not None and self.current.rendezvous == self._rendezvous():
+            if error is not None and self.current is not None and self._is_valid(self.current):
                 self.current.error = error
             self._changed.notify_all()
 
@@ -253,7 +234,7 @@ class FeedController:
             feed = self._feeds.get(message.feed)
             if feed is None or feed.ledger.closed:
                 return False
-            return self.held.take(message, self._names, feed.ledger)
+            return self.held.take(message, self.nodes, feed.ledger)
 
     def begin_call(self) -> int:
         """Number a call of ``train``."""
@@ -319,7 +300,10 @@ class FeedController:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _goes_on(self, feed: Feed) -> bool:
-        return not self._dismissed() and feed.rendezvous == self._rendezvous() and not feed.ledger.closed
+        return self._is_valid(feed) and not feed.ledger.closed and not self._membership.dismissed
+
+    def _is_valid(self, feed: Feed) -> bool:
+        return feed.rendezvous == self._membership.rendezvous
 
     @property
     def is_half_fed(self) -> bool:
@@ -356,8 +340,8 @@ class FeedController:
                 refused=f"its rows have other types than those of another partition: {told}. Give all rows the same "
                 "types where they are made, such as float(x)"
             )
-        places = self._places()
-        if not self._names <= places.keys():
+        places = self._membership.feed_places
+        if not all(name in places for name in self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"no rows are taken by {gone}")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
@@ -365,20 +349,19 @@ class FeedController:
         return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:
-        """Return the nodes at an address. The addresses are collected again when the nodes have started again."""
-        now = self._rendezvous()
-        if self._by_host is None or self._by_host[0] != now:
-            hosts: dict[str, list[str]] = {}
-            for name, place in self._places().items():
-                if name in self._names:
-                    hosts.setdefault(place.host, []).append(name)
-            self._by_host = now, hosts
-        return self._by_host[1].get(host, [])
+        """Return the nodes at an address. The addresses are collected again when the nodes have changed."""
+        now = (self._membership.rendezvous, *self.nodes)
+        if self._hosts_of != now:
+            self._hosts_of, self._by_host = now, {}
+            for name in self.nodes:
+                if name in self._membership.feed_places:
+                    self._by_host.setdefault(self._membership.feed_places[name].host, []).append(name)
+        return self._by_host.get(host, [])
 
     def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:
         if not self._goes_on(feed):
             return ledger.Places()
-        places = self._places()
+        places = self._membership.feed_places
         gone = [name for name in question.nodes if name not in places]
         if gone:
             return ledger.Places(refused=f"no rows are taken by {', '.join(gone)}")

@@ -160,11 +160,11 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class HeartbeatReceived:
-    """The part of a node's heartbeat that says what the node does: ``hungry`` is None for a node that is not fed."""
+    """What a node's heartbeat says about its work; ``waits_for_rows`` is None for a node that is not fed."""
 
     node: str
     began: bool
-    hungry: bool | None
+    waits_for_rows: bool | None
 
 
 @dataclass(frozen=True)
@@ -355,13 +355,6 @@ class FeedsStartAgain:
 
 
 @dataclass(frozen=True)
-class ShareRows:
-    """Share the rows among these nodes."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class AwaitEvaluators:
     """Wait a limited time for the evaluators, since the training has ended; or no more."""
 
@@ -425,7 +418,7 @@ class Member:
     moved: bool = False  # it has come back, and its coordinator does not know the new address
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
-    parting: bool = False  # it has been told to go, so its end is no failure
+    told_to_end: bool = False  # so its end is no failure
 
     @property
     def address(self) -> str:
@@ -498,6 +491,8 @@ class Membership:
         Replacements of lost nodes whose rows have not been fed again yet.
     taken_in : list of str
         Late nodes that a coordinator has admitted since this was last read.
+    fed_names : list of str
+        The names of the nodes that the cluster counts on and that are fed, in their order.
     to_resubmit : list of str
         Absent nodes that have neither a task nor a supervisor any more.
     """
@@ -618,7 +613,7 @@ class Membership:
     @property
     def missing(self) -> tuple[str, ...]:
         """The nodes that have not reserved."""
-        return tuple(name for name, one in self.members.items() if one.reservation is None and not one.parting)
+        return tuple(name for name, one in self.members.items() if one.reservation is None and not one.told_to_end)
 
     @property
     def all_take_rows(self) -> bool:
@@ -685,7 +680,7 @@ class Membership:
     def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
         """Return the nodes of a plan that would have to be started."""
         found = {str(node): self.members.get(str(node)) for node in plan.nodes}
-        return tuple(name for name, one in found.items() if one is None or one.parting)
+        return tuple(name for name, one in found.items() if one is None or one.told_to_end)
 
     @property
     def changing(self) -> str:
@@ -706,7 +701,7 @@ class Membership:
     def is_wanted(self, node: str, executor: str = "") -> bool | None:
         """Return whether a task whose supervisor has ended must start another; None: not decided yet."""
         one = self.members[node]
-        if self.dismissed or one.stream is not None or one.parting or (node, executor) in self._moved:
+        if self.dismissed or one.stream is not None or one.told_to_end or (node, executor) in self._moved:
             return False
         if one.reservation is None and (self.rendezvous > 1 or one.absent):
             return one.failed_joins < JOINS
@@ -721,6 +716,7 @@ class Membership:
         self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
         self._evaluators = [one for one in self._present if one.node.role is Role.EVALUATOR]
         self._fed_members = [one for one in self._present if one.node in self._fed]
+        self.fed_names = [str(one.node) for one in self._fed_members]
         self._first = finishing[0]
         self._reserved = CheckAll(self._present, lambda one: one.reservation)
         self._up = CheckAll(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
@@ -730,14 +726,10 @@ class Membership:
         self._through = CheckAll(self._present, lambda one: one.status.ended or one.serving)
         self._at_rest = CheckAll(self._present, lambda one: not one.saving or one.stream is None)
 
-    def _count_on_and_feed(self, present: list[Member]) -> None:
-        self._count_on(present)
-        self._do(ShareRows(tuple(str(one.node) for one in self._fed_members)))
-
     def _count_on_late(self, late: Sequence[Member]) -> None:
         for one in late:
             one.absent = False
-        self._count_on_and_feed([one for one in self.members.values() if not one.absent])
+        self._count_on([one for one in self.members.values() if not one.absent])
 
     def _do(self, command: Any) -> None:
         self._commands.append(command)
@@ -756,10 +748,10 @@ class Membership:
         elif isinstance(message, Refused):
             self._fail(one, PlanError(f"{message.node} on {message.host}: {message.reason}"))
             self._do(EndStream(event.stream))
-        elif self.dismissed or one.parting:  # it was dismissed before it came: its main must not be called
+        elif self.dismissed or one.told_to_end:  # it was dismissed before it came: its main must not be called
             self._do(EndStream(event.stream))
         else:
-            self._let_go(one)  # drop the attempt that this one replaces
+            self._drop_supervisor(one)  # drop the attempt that this one replaces
             one.stream, one.supervisor = event.stream, (message.machine, message.pid)
             self._by_stream[event.stream] = one
             self._reserve(one, message)
@@ -814,7 +806,7 @@ class Membership:
             return  # the address of a node that is coming back is not known yet
         spec = self._spec()
         for one in self.members.values():
-            if not one.absent or one.parting:
+            if not one.absent or one.told_to_end:
                 continue
             if one.reservation is None:
                 return
@@ -880,7 +872,7 @@ class Membership:
 
     def _node_ended(self, one: Member, message: NodeEnded) -> None:
         one.ended = message
-        if one.parting:
+        if one.told_to_end:
             if not one.status.ended:
                 one.become(NodeStatus.STOPPED)
         elif one.raised is None:
@@ -909,7 +901,7 @@ class Membership:
         one = self.members[event.node]
         one.began |= event.began
         if one.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
-            waits = event.hungry and one.node in self._fed and not one.began and not one.serving
+            waits = event.waits_for_rows and one.node in self._fed and not one.began and not one.serving
             one.become(NodeStatus.FEEDING if waits else NodeStatus.TRAINING)
 
     # --- a node is lost, or fails ---
@@ -936,7 +928,7 @@ class Membership:
         if one.status is NodeStatus.LOST and message.code != 0:
             self._explain_loss(one, message)
         had_reserved = (message.node, message.machine, message.pid) in self._known
-        counts = one.absent and not one.parting  # an absent node that never comes must be given up at some time
+        counts = one.absent and not one.told_to_end  # an absent node that never comes must be given up at some time
         if one.reservation is None and not had_reserved and (counts or not one.status.ended):
             cause = f"its supervisor ended with code {message.code} before it had reserved"
             error = NodeFailed(cause, node=message.node, log_tail=message.text)
@@ -951,7 +943,7 @@ class Membership:
                 self.failures[index] = replace(failure, error=error)
 
     def _lose(self, one: Member, cause: str) -> None:
-        if one.parting or one.status.ended:
+        if one.told_to_end or one.status.ended:
             if not one.status.ended:
                 one.become(NodeStatus.STOPPED)
             one.saving = False  # do not wait for a model that it was writing
@@ -968,7 +960,7 @@ class Membership:
     ) -> None:
         if one.absent:
             self._do(Note(f"{one.node} could not join: {error}"))
-            self._do_without(one)
+            self._drop_absent(one)
             return
         one.become(status)
         if self._may_fail(one):
@@ -1078,7 +1070,7 @@ class Membership:
         moving = self._moving()
         for one in self._present:
             if one.status is NodeStatus.LOST or one in moving:
-                self._let_go(one)
+                self._drop_supervisor(one)
         for one in moving:
             assert one.reservation is not None, "its executor is known"
             self._moved.add((str(one.node), one.reservation.executor))
@@ -1086,8 +1078,8 @@ class Membership:
         for one in self._present:
             self._begin_anew(one)
         for name in self._leaving:
-            self._send_away(self.members[name])
-        staying = [str(one.node) for one in self._present if not one.parting and one not in moving]
+            self._remove(self.members[name])
+        staying = [str(one.node) for one in self._present if not one.told_to_end and one not in moving]
         joining = [str(one.node) for one in self._joining()]  # they have just reserved, and were never started
         self._tell(staying, StartAgain(self.generation, cause))
         if self._leaving or joining:
@@ -1101,7 +1093,7 @@ class Membership:
         for known in (self.feed_places, self._coordinators, self._leavers):
             known.pop(str(one.node), None)
 
-    def _let_go(self, one: Member) -> None:
+    def _drop_supervisor(self, one: Member) -> None:
         """Drop a node's supervisor, if it has one.
 
         If it was only frozen and wakes up, its task's next question is answered with END, and the task kills it.
@@ -1121,9 +1113,9 @@ class Membership:
         self._leaving = {str(one.node) for one in self._present} - wanted
         for one in [one for one in self.members.values() if one.absent]:
             if str(one.node) not in wanted:
-                self._send_away(one)
-            elif one.parting:
-                one.parting, one.failed_joins = False, 0
+                self._remove(one)
+            elif one.told_to_end:
+                one.told_to_end, one.failed_joins = False, 0
                 one.become(NodeStatus.PLANNED)
 
     def _widen(self, plan: ClusterPlan) -> None:
@@ -1175,7 +1167,7 @@ class Membership:
         """
         if not self._ending or not self._lasts or self.plan.ps:
             return []
-        ending = [one for one in self._present if not one.parting and not one.status.ended and self._is_ending(one)]
+        ending = [one for one in self._present if not one.told_to_end and not one.status.ended and self._is_ending(one)]
         if all(one in ending for one in self._training):
             ending.remove(self._training[0])
         return ending
@@ -1193,13 +1185,13 @@ class Membership:
         names = {str(one.node) for one in present}
         for name, one in self.members.items():
             one.absent, one.failed_joins = name not in names, 0
-            if one.parting:  # it was already told to end
+            if one.told_to_end:  # it was already told to end
                 continue
             if one.absent:
                 one.become(NodeStatus.LOST)
-                self._let_go(one)
+                self._drop_supervisor(one)
                 self._bring_back(one)
-        self._count_on_and_feed(present)
+        self._count_on(present)
         self._do(FollowHistory(str(self._first.node)))
 
     def _bring_back(self, one: Member) -> None:
@@ -1207,16 +1199,16 @@ class Membership:
         if one.left_slot and not one.pending and one.failed_joins < JOINS:
             self.to_resubmit.append(str(one.node))
 
-    def _send_away(self, one: Member) -> None:
+    def _remove(self, one: Member) -> None:
         """Tell a node to end: it is not in the plan any more."""
         self._begin_anew(one)
-        one.parting = True
+        one.told_to_end = True
         one.become(NodeStatus.STOPPED)
         self._tell([str(one.node)], Stop("the cluster has fewer workers now", 0.0))
 
-    def _do_without(self, one: Member) -> None:
+    def _drop_absent(self, one: Member) -> None:
         """Drop an absent node that was lost before it could join."""
-        self._let_go(one)
+        self._drop_supervisor(one)
         one.pending = False
         one.failed_joins += 1
         self._bring_back(one)
@@ -1263,14 +1255,14 @@ class Membership:
     def _stop_sent(self, event: StopSent) -> None:
         self.dismissed = True
         for one in self.members.values():
-            one.parting = True
+            one.told_to_end = True
             if one.reservation is None and not one.status.ended:
                 one.become(NodeStatus.STOPPED)
         self._tell(self.members, event.message)
 
     def _all_dropped(self, event: AllDropped) -> None:
         for one in self.members.values():
-            self._let_go(one)
+            self._drop_supervisor(one)
 
     def _ended(self, event: Ended) -> None:
         """Give the nodes that were not done a final state."""

@@ -43,16 +43,16 @@ class NodeFigures:
     told_of_nan: bool = False  # its log says already that its loss became NaN
 
     @property
-    def sated(self) -> bool:
+    def has_rows(self) -> bool:
         """Whether rows wait for it."""
         feed = self.heartbeat.feed if self.heartbeat is not None else None
-        return feed is not None and not feed.hungry
+        return feed is not None and not feed.waits_for_rows
 
     @property
-    def starved(self) -> bool:
+    def waits_for_rows(self) -> bool:
         """Whether it waits for rows."""
         feed = self.heartbeat.feed if self.heartbeat is not None else None
-        return feed is not None and feed.hungry
+        return feed is not None and feed.waits_for_rows
 
     def situation(self, member: Member, stacks: StacksTaken | None) -> Situation:
         """Return what is known of it, for an explanation why nothing moves."""
@@ -60,7 +60,7 @@ class NodeFigures:
         place = self.report.epoch or 0, self.report.step or 0
         cpu = beat.cpu_percent if beat is not None else None
         gpu = max((one.percent or 0.0 for one in beat.gpus), default=None) if beat is not None else None
-        return Situation(str(member.node), place, self.starved, member.saving, cpu, gpu, stacks)
+        return Situation(str(member.node), place, self.waits_for_rows, member.saving, cpu, gpu, stacks)
 
     def begin_anew(self) -> None:
         """Forget the previous process. Its figures stay until newer ones come."""

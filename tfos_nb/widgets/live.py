@@ -163,7 +163,7 @@ class LiveView:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_DRAWN_WITHIN)  # limited, because the thread may be writing to a page that does not read
         self._draw()
-        self._let_go()
+        self._close_screen()
 
     @property
     def closed(self) -> bool:
@@ -179,7 +179,7 @@ class LiveView:
         if stop is not None and self._screen.asks_by_http:
             _let_the_page_ask(cluster)
 
-    def _let_go(self) -> None:
+    def _close_screen(self) -> None:
         with self._drawing:
             try:
                 self._screen.close()

@@ -93,7 +93,7 @@ class WidgetScreen(Screen):
             _ended.append(self.widgets)
             self.widgets = []
         while len(_ended) > KEPT:
-            _let_go(_ended.popleft())
+            _close(_ended.popleft())
 
     def show_last(self, state: ClusterState, note: str, left: float | None) -> None:
         """Update the widgets for the last time."""
@@ -120,7 +120,7 @@ class WidgetScreen(Screen):
         self._handle = display(bundle, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
-def _let_go(widgets: list[Any]) -> None:
+def _close(widgets: list[Any]) -> None:
     while widgets:
         widget = widgets.pop()
         for part in (widget, *(getattr(widget, name, None) for name in ("layout", "style"))):

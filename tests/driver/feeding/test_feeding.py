@@ -11,9 +11,11 @@ import pytest
 from pyspark.sql import SparkSession, types
 
 from tfos_nb.driver.feed_controller import FeedController, FeedOf, feed_job
+from tfos_nb.driver.membership import Membership
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.spark.feedable import feedable
 from tfos_nb.state.cluster_state import FeedProgress
@@ -25,19 +27,13 @@ class Fed:
     """A feed controller, what it sent, and the places that the nodes have opened."""
 
     def __init__(self, nodes: int) -> None:
-        self.names = [f"worker:{index}" for index in range(nodes)]
-        self.places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in self.names}
+        self.membership = Membership(ClusterPlan(nodes))
+        self.names = list(self.membership.fed_names)
+        self.places = self.membership.feed_places
+        self.places.update((name, FeedPlace(f"/{name}", "h", 1, b"")) for name in self.names)
         self.sent: list[tuple[Any, list[str]]] = []
-        self.rendezvous = 1
         changed = threading.Condition(threading.RLock())
-        self.controller = FeedController(
-            changed,
-            self.names,
-            self.send,
-            lambda: dict(self.places),
-            rendezvous=lambda: self.rendezvous,
-            dismissed=bool,
-        )
+        self.controller = FeedController(changed, self.membership, self.send)
 
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         self.sent.append((message, list(nodes)))
@@ -73,7 +69,7 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
     feed = box.controller.begin(1, False, 1, 1)
     assert box.open(0).nodes == 2
     box.places.pop("worker:1")  # it is lost, and another will be in its place
-    box.rendezvous = 2
+    box.membership.rendezvous = 2
     assert box.open(1) == ledger.Places(), "the feed is over for it"
     assert box.controller.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
     box.controller.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))

@@ -33,7 +33,7 @@ class Nodes:
     def progress(self) -> tuple[int, int]:
         return self.rows, self.reports
 
-    def sated(self) -> tuple[str, ...]:
+    def nodes_with_rows(self) -> tuple[str, ...]:
         return self.full
 
     def worked(self) -> dict[str, float]:

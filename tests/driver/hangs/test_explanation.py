@@ -67,11 +67,11 @@ def test_nodes_that_all_wait_in_tensorflow_are_shown_with_what_they_have_reporte
 def test_a_node_that_computes_is_behind_and_one_without_rows_is_waited_for() -> None:
     waits = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
     computes = Situation("worker:1", cpu_percent=180.0, stacks=stacks(EXECUTE, USERS))
-    starved = Situation("worker:1", starved=True, cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
+    waits_for_rows = Situation("worker:1", waits_for_rows=True, cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
     on_gpu = replace(waits, gpu_percent=100.0)
     assert [one.works for one in explain([on_gpu, computes])[1]] == [True, True]
     assert explain([waits, computes])[0].startswith("worker:1 is behind: it computes in TensorFlow")
-    assert explain([waits, starved])[0] == "worker:1 waits for rows"
+    assert explain([waits, waits_for_rows])[0] == "worker:1 waits for rows"
     assert explain([waits], ["worker:1"])[0].endswith("; main of worker:1 has returned")
 
 
@@ -105,7 +105,7 @@ def test_a_step_of_all_workers_never_ends_once_main_of_one_has_returned() -> Non
         Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS)),
         Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, USERS)),
         Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, ALONE, USERS)),
-        replace(FITS, starved=True),
+        replace(FITS, waits_for_rows=True),
         replace(FITS, saving=True),
         replace(FITS, cpu_percent=90.0),
         replace(FITS, gpu_percent=90.0),

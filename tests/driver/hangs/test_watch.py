@@ -57,7 +57,7 @@ class Nodes:
         if self.is_alone:
             return [Situation("worker:0", cpu_percent=1.0, stacks=STEPS_WITH_ALL)]
         names = "worker:0", "worker:1"
-        return [Situation(name, starved=name == "worker:0", stacks=stacks.get(name)) for name in names]
+        return [Situation(name, waits_for_rows=name == "worker:0", stacks=stacks.get(name)) for name in names]
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         self.written.append(findings)

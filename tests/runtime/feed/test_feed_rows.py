@@ -215,13 +215,13 @@ def test_a_full_buffer_holds_the_sender_until_rows_are_taken(make: Callable[...,
     blocked.join(0.2)
     assert blocked.is_alive()
     assert (feed.rows_in, feed.queued_bytes) == (10, 80)
-    assert box.passes.status() == FeedStatus(10, 0, 80, hungry=False)
+    assert box.passes.status() == FeedStatus(10, 0, 80, waits_for_rows=False)
     blocks = box.passes.next_pass()
     assert blocks is not None
     assert ids_of([next(blocks)]) == list(range(10))
     assert ended(blocked)
     assert ids_of([next(blocks)]) == list(range(10, 20))
-    assert box.passes.status() == FeedStatus(20, 20, 0, hungry=True)
+    assert box.passes.status() == FeedStatus(20, 20, 0, waits_for_rows=True)
 
 
 def test_a_batch_bigger_than_the_buffer_still_passes(make: Callable[..., Box]) -> None:

@@ -233,7 +233,6 @@ def test_the_books_do_not_grow() -> None:
 def test_the_rows_of_a_state_are_known_when_the_ledger_is_gone() -> None:
     with driver_of(2, buffer_bytes=1 << 30) as driver:
         feed = driver.controller.begin(1, False, 1, 1)
-        driver.controller.feed(driver.nodes)
         for name, reached in zip(driver.nodes, (30, 40), strict=True):
             feed.ledger.claim(ClaimRows(feed.number, 0, 0, 100))
             assert driver.controller.position_held(PositionHeld(name, feed.number, "half", {0: reached})) == (

@@ -90,13 +90,13 @@ def test_without_validation_rows_the_error_says_how_to_give_some(node: Node) -> 
 def test_a_node_that_validates_is_not_taken_for_one_that_stands_still(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
-    before = node.queue.status().hungry
+    before = node.queue.status().waits_for_rows
     rows = ValidationRows(node.queue).next_pass()
     assert rows is not None
     next(rows)
-    assert (before, node.queue.status().hungry) == (False, True)
+    assert (before, node.queue.status().waits_for_rows) == (False, True)
     list(rows)
-    assert not node.queue.status().hungry
+    assert not node.queue.status().waits_for_rows
 
 
 def test_enough_drops_what_waits_and_what_still_comes_of_the_call(node: Node) -> None:

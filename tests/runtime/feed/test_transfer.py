@@ -29,11 +29,13 @@ from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
 from tfos_nb.driver.feed_controller import Feed, FeedController
+from tfos_nb.driver.membership import Membership
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME
 from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.feed import feed_task, ledger
 from tfos_nb.runtime.feed.feed_task import FeedTask, _send_partition
 from tfos_nb.runtime.feed.row_queue import RowQueue
@@ -94,16 +96,16 @@ class Driver:
 
     def __init__(self, root: Path, nodes: int, **limits: int) -> None:
         self.changed = threading.Condition(threading.RLock())
-        names = [f"worker:{index}" for index in range(nodes)]
-        self.controller = FeedController(
-            self.changed, names, self.send, lambda: dict(self.places), rendezvous=lambda: 1, dismissed=bool
-        )
+        membership = Membership(ClusterPlan(nodes))
+        self.controller = FeedController(self.changed, membership, self.send)
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.nodes = {
-            name: NodeInside(name, root, self.address.token, limits, self.controller.pass_done) for name in names
+            name: NodeInside(name, root, self.address.token, limits, self.controller.pass_done)
+            for name in membership.fed_names
         }
-        self.places: dict[str, FeedPlace] = {name: node.server.place for name, node in self.nodes.items()}
+        self.places = membership.feed_places
+        self.places.update((name, node.server.place) for name, node in self.nodes.items())
 
     def arrived(self, link: Link, message: Any) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,9 +187,9 @@ class Training:
             seconds = watchdog.look()
             if watchdog.for_good:
                 self.outcome.abort(FeedTimeout(self._stall(feed)))
-            elif seconds > _NOT_MOVING and self.controller.starved():
+            elif seconds > _NOT_MOVING and self.controller.nodes_without_rows():
                 # The nodes with full queues may wait for the others, and these wait for rows.
-                self.controller.send(ledger.MakeRoom(feed.number), self.controller.sated())
+                self.controller.send(ledger.MakeRoom(feed.number), self.controller.nodes_with_rows())
         self.raise_if_ended(feed.rendezvous)
 
     def raise_if_ended(self, rendezvous: int | None = None) -> None:
@@ -255,16 +255,16 @@ class Training:
         raise error
 
     def _stall(self, feed: Feed) -> str:
-        sated = ", ".join(self.controller.sated())
-        if starved := self.controller.starved():
+        idle = ", ".join(self.controller.nodes_with_rows())
+        if waiting := self.controller.nodes_without_rows():
             return (
-                f"{', '.join(starved)} waited {self.timeout:g} s for rows of epoch {feed.epoch}, while {sated} took no "
+                f"{', '.join(waiting)} waited {self.timeout:g} s for rows of epoch {feed.epoch}, while {idle} took no "
                 f"row and did not compute for {self.timeout:g} s. If the nodes train in step, the rows of one node "
                 "come after more rows of another than fit into its memory: repartition the DataFrame into more "
                 "partitions, or raise buffer_bytes"
             )
         return (
-            f"{sated} took no row and did not compute for {self.timeout:g} s, while rows of epoch {feed.epoch} were "
+            f"{idle} took no row and did not compute for {self.timeout:g} s, while rows of epoch {feed.epoch} were "
             f"waiting ({feed.ledger.rows} delivered so far). main must iterate over ctx.dataset() {feed.epochs} times, "
             "as epochs= says. If main waits longer for something else, raise feed_timeout"
         )
@@ -292,7 +292,7 @@ class Training:
         return all(self.controller.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
 
     @property
-    def _nodes(self) -> list[str]:
+    def _nodes(self) -> Sequence[str]:
         return self.controller.feeds.nodes
 
 

@@ -35,7 +35,7 @@ class FeedWatchdog:
     def look(self) -> float:
         """Check; return the seconds for which no row was taken or sent while some were waiting."""
         now, mark = time.monotonic(), self._progress()
-        moved = mark[:2] != self._mark[:2] or not self._controller.sated()
+        moved = mark[:2] != self._mark[:2] or not self._controller.nodes_with_rows()
         if moved:
             self._moved, self._told = now, False
         if moved or mark != self._mark:
@@ -53,7 +53,7 @@ class FeedWatchdog:
             self._told = True
             logger.warning(
                 "%s took no row for %g s, in epoch %d; the feed keeps waiting, because the nodes compute",
-                ", ".join(self._controller.sated()),
+                ", ".join(self._controller.nodes_with_rows()),
                 self._timeout,
                 self._feed.epoch,
             )

@@ -36,12 +36,12 @@ _PRESSED = 10.0  # percent
 class Situation:
     """Facts about a node that makes no progress.
 
-    ``place`` is how far it has come, as the user counts: the epoch and the step. ``starved``: it waits for rows.
+    ``place`` is how far it has come, as the user counts: the epoch and the step. ``waits_for_rows``: TensorFlow does.
     """
 
     node: str
     place: tuple[int, int] = (0, 0)
-    starved: bool = False
+    waits_for_rows: bool = False
     saving: bool = False
     cpu_percent: float | None = None
     gpu_percent: float | None = None
@@ -71,18 +71,18 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
     Examples
     --------
     >>> stopped = Situation("worker:1", (1, 7), stacks=StacksTaken("worker:1", 1, "", "T"))
-    >>> explain([Situation("worker:0", (1, 7), starved=True), stopped])[0]
+    >>> explain([Situation("worker:0", (1, 7), waits_for_rows=True), stopped])[0]
     'worker:1 is behind: it was stopped by a signal (SIGSTOP)'
     """
     findings = [_finding(one) for one in situations]
     behind = [one for one in findings if not one.waits]
-    starved = [one.node for one in situations if one.starved]
+    without_rows = [one.node for one in situations if one.waits_for_rows]
     if len(behind) == 1:
         return f"{behind[0].node} is behind: it {behind[0].text}", findings
     if behind:
         return "; ".join(f"{one.node} {one.text}" for one in behind), findings
-    if starved:
-        return f"{', '.join(starved)} {'wait' if len(starved) > 1 else 'waits'} for rows", findings
+    if without_rows:
+        return f"{', '.join(without_rows)} {'wait' if len(without_rows) > 1 else 'waits'} for rows", findings
     if returned:
         waiting = "; ".join(f"{one.node} {one.text}" for one in findings)
         return f"{waiting}; main of {', '.join(returned)} has returned", findings
@@ -135,13 +135,13 @@ def _finding(one: Situation) -> Finding:
     if one.saving or any(_SAVES.search(frame.file) for frame in frames):
         return Finding(one.node, f"saves{where}{short}")
     busy = (one.cpu_percent or 0.0) >= _WORKS
-    if one.starved and not busy and (not frames or _in_tensorflow(frames)):
+    if one.waits_for_rows and not busy and (not frames or _in_tensorflow(frames)):
         return Finding(one.node, "waits for rows", waits=True)
     if frames and _in_tensorflow(frames):
         if busy:
             return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
         on_gpu = (one.gpu_percent or 0.0) >= _WORKS
-        needs_all = not on_gpu and not one.starved and _needs_all(frames)
+        needs_all = not on_gpu and not one.waits_for_rows and _needs_all(frames)
         text = f"waits in TensorFlow for the other nodes{where}"
         return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all)
     if frames and _NETWORK.search(frames[0].file):

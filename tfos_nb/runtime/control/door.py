@@ -86,12 +86,21 @@ class DoorAddress:
 
 
 class Link:
-    """The driver's end of one node's stream."""
+    """The driver's end of one node's stream.
+
+    Attributes
+    ----------
+    node : str or None
+        The node's name. The handler sets it.
+    stream : int or None
+        The handler's number for this stream. The handler sets it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self.node: str | None = None
+        self.stream: int | None = None
 
     def send(self, message: Any) -> None:
         """Send a message to the node, from any thread; does nothing if the node has gone."""

@@ -80,13 +80,13 @@ class StepReport:
 class FeedStatus:
     """Rows that came in and went out since the node started, and what waits in memory.
 
-    ``hungry`` says that TensorFlow waits for rows; ``dropped`` counts the dropped reports.
+    ``waits_for_rows``: TensorFlow does; ``dropped`` counts the dropped reports.
     """
 
     rows_in: int = 0
     rows_out: int = 0
     queued_bytes: int = 0
-    hungry: bool = False
+    waits_for_rows: bool = False
     dropped: int = 0
 
 

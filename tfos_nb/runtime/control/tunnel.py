@@ -118,7 +118,7 @@ class TunnelEntrance:
         if passage is None:
             return
         passage.taken.set()
-        towards_page = asyncio.create_task(_pour(incoming, passage.writer))
+        towards_page = asyncio.create_task(_copy(incoming, passage.writer))
         try:
             while data := await passage.reader.read(_CHUNK):
                 yield data
@@ -130,7 +130,7 @@ class TunnelEntrance:
             passage.over.set()
 
 
-async def _pour(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+async def _copy(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
     """Write TensorBoard's bytes, no faster than they are read; then close."""
     with contextlib.suppress(ConnectionError):
         async for data in incoming:

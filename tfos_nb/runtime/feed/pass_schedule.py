@@ -181,7 +181,7 @@ class PassSchedule:
         self._first_batch: FeedBegins | None = None
         self._refused = 0  # no rows of this call of train, or of earlier ones, are wanted any more
         self._owed: PassDone | None = None  # for a micro-batch that main has not finished
-        self._let_go = False  # the loop over batches must end once
+        self._batches_end = False  # the loop over batches must end once
         self._state = ""  # the restored state, if it was saved in the middle of a pass
         self._resumed = 0  # passes in the state from which this generation continued
         self._repeats = False
@@ -200,7 +200,7 @@ class PassSchedule:
             commands += self._forget_batches(begins.feed - BATCHES_KNOWN)
         if self._is_unwanted(begins):
             return (*commands, *self._refuse(begins))
-        self._let_go = False
+        self._batches_end = False
         if (
             begins.batch is None and not self.stopped
         ):  # a micro-batch is queued only once it has a row, or is known to be empty
@@ -432,7 +432,7 @@ class PassSchedule:
         settled = self.settle()
         if last is None or last.call <= self._refused:
             return settled
-        self._refused, self._let_go = last.call, True
+        self._refused, self._batches_end = last.call, True
         refused = [feed.begins for feed in self.feeds.values() if self._is_unwanted(feed.begins)]
         feeds = {begins.feed for begins in refused}
         self._waiting = deque(turn for turn in self._waiting if turn.feed not in feeds)
@@ -449,7 +449,7 @@ class PassSchedule:
 
     def is_batch_settled(self) -> bool:
         """Whether the loop over batches need not wait: a batch waits, none will come, or the loop must end."""
-        return self.has_turn or self.closed or self._let_go
+        return self.has_turn or self.closed or self._batches_end
 
     def next_batch(self, after: int) -> tuple[int | None, bool, tuple[Command, ...]]:
         """Return the number of the waiting micro-batch, whether to wait for another one, and commands.
@@ -461,7 +461,7 @@ class PassSchedule:
         FeedFailed
             If the rows do not come from a stream, or the stream continues after a batch that was never handed out.
         """
-        self._let_go = False
+        self._batches_end = False
         if not self._waiting:
             return None, False, ()
         begins = self.feeds[self._waiting[0].feed].begins

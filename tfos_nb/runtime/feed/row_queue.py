@@ -333,12 +333,12 @@ class RowQueue:
         """Return the feed's status for a heartbeat."""
         with self._changed:
             feeds = self._rows.values()
-            hungry = self._waits_for_rows or any(not feed.queued_bytes and feed.ended is None for feed in feeds)
+            waits_for_rows = self._waits_for_rows or any(not feed.queued_bytes and feed.ended is None for feed in feeds)
             return FeedStatus(
                 sum(feed.rows_in for feed in feeds) + self._forgotten_rows,
                 self.rows_out,
                 sum(feed.queued_bytes for feed in feeds),
-                hungry or self._validating > 0,  # while it validates, it rightly takes no training rows
+                waits_for_rows or self._validating > 0,  # while it validates, it rightly takes no training rows
             )
 
     # --- validation rows ---

@@ -135,5 +135,5 @@ class RowQueues:
             sum(one.rows_in for one in found),
             sum(one.rows_out for one in found),
             sum(one.queued_bytes for one in found),
-            any(one.hungry for one in found),
+            any(one.waits_for_rows for one in found),
         )

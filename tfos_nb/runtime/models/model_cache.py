@@ -209,7 +209,7 @@ class ModelCache:
         try:
             version = (source.version(), source.use, resources.gpus)
             if self._model is None or version != self._version:
-                self._let_go()
+                self._release()
                 with source.on_disk() as path:
                     self._model = self._load(source.reader(path), resources)
                 self._version = version
@@ -220,7 +220,7 @@ class ModelCache:
             raise ModelUnusable(why_not_loaded(error)) from error
         return self._model
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._model is not None:
             self._model.close()
         self._model = self._version = None

@@ -174,7 +174,7 @@ class NodeProcess:
             words += [Heartbeat(self._node, None, None, reports, feed)] if reports else []
         return words
 
-    def last_words(self, returncode: int) -> list[Any]:
+    def last_messages(self, returncode: int) -> list[Any]:
         """Return the remaining messages about the process after it has ended, the last one ``NodeEnded``."""
         words = self.left_over()
         code = returncode if returncode >= 0 else None

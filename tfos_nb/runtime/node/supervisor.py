@@ -339,7 +339,7 @@ class Supervisor:
 
     def _report_end(self, event: Exited) -> bool:
         """Report how the process ended; return whether another process may follow."""
-        for word in event.process.last_words(event.returncode):
+        for word in event.process.last_messages(event.returncode):
             self._stream.send(word)
         self._ended = True
         if self._lasting and self._kill_at is None:

@@ -130,7 +130,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         if scheme in _HADOOP:
             _find_hadoop_conf()
-        _knock(url)
+        _check_reachable(url)
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError, RuntimeError) as error:  # hdfs-native raises RuntimeError
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -166,7 +166,7 @@ def _find_hadoop_conf() -> None:
         os.environ["HADOOP_CONF_DIR"] = directory
 
 
-def _knock(url: str) -> None:
+def _check_reachable(url: str) -> None:
     """Check that a URL's server answers, because HDFS clients try for minutes before they report an error."""
     with contextlib.suppress(ValueError):  # the port is not a number
         there = urlsplit(url)
