@@ -34,7 +34,7 @@ from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
-from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
+from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError, check_count
 from tfos_nb.interrupts import interruptible
 from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
@@ -433,8 +433,7 @@ class Cluster(Rich):
                 "train() feeds rows, and this cluster reads files itself (input_mode='tensorflow'): launch it with "
                 "input_mode='spark'"
             )
-        if type(epochs) is not int or epochs < 1:
-            raise PlanError(f"epochs must be a whole number, 1 or more, got {epochs!r}")
+        check_count("epochs", epochs, 1)
         check_queue(qname, self._settings)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.inference.serving import InferTask
+from tfos_nb.spark.feedable import refuse_without_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -108,8 +109,7 @@ def _struct(schema: Any) -> StructType:
 
 
 def _places(frame: Any, columns: Sequence[str] | None) -> tuple[int, ...]:
-    if not frame.columns:
-        raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
+    refuse_without_columns(frame)
     if columns is None:
         return tuple(range(len(frame.columns)))
     if isinstance(columns, str) or not columns:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -173,6 +173,23 @@ def near(name: object, names: Iterable[str]) -> str:
     """
     found = difflib.get_close_matches(str(name), list(names), 1)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def absent_column(what: str, name: object, columns: Sequence[str]) -> PlanError:
+    """Return the error to raise where an argument names a column that a DataFrame does not have.
+
+    Examples
+    --------
+    >>> print(absent_column("keep", "lable", ["label", "pixels"]))
+    keep: no column 'lable'; did you mean 'label'?; there are label, pixels
+    """
+    return PlanError(f"{what}: no column {name!r}{near(name, columns)}; there are {', '.join(columns)}")
+
+
+def check_count(field: str, value: object, least: int) -> None:
+    """Raise PlanError if a value is not a whole number, or is less than ``least``."""
+    if type(value) is not int or value < least:
+        raise PlanError(f"{field} must be a whole number, {least} or more, got {value!r}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -14,12 +14,11 @@ from tfos_nb.driver.launching import check_descriptors, check_door_variables, ch
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.relaying import needs_relay
 from tfos_nb.driver.settings import Settings, checked_env
-from tfos_nb.errors import NodeFailed, PlanError, TfosError
+from tfos_nb.errors import NodeFailed, PlanError, TfosError, check_count
 from tfos_nb.interrupts import interruptible
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
-from tfos_nb.runtime.control.plan import check_count
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.node.single_program import SUMMARY_SCHEMA, SingleProgramEnded, SingleProgramTask
 from tfos_nb.spark.session import (

@@ -13,7 +13,7 @@ from typing import Any
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.compat._program import Program
 from tfos_nb.driver.launching import error_of_job
-from tfos_nb.errors import ClusterClosed, PlanError
+from tfos_nb.errors import ClusterClosed, PlanError, check_count
 
 __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 
@@ -263,12 +263,16 @@ def run(  # noqa: PLR0917 - its order
     return TFCluster(native, sc, meta, input_mode=input_mode, queues=queues)
 
 
-def _check(sc: Any, num_executors: int, num_ps: int, input_mode: int, refused: bool) -> None:
+def check_context(sc: Any) -> None:
+    """Raise PlanError if ``sc`` is not a SparkContext."""
     if not hasattr(sc, "parallelize"):
         raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
+
+
+def _check(sc: Any, num_executors: int, num_ps: int, input_mode: int, refused: bool) -> None:
+    check_context(sc)
     for name, value in (("num_executors", num_executors), ("num_ps", num_ps)):
-        if type(value) is not int or value < 0:
-            raise PlanError(f"{name} must be a whole number, 0 or more, got {value!r}")
+        check_count(name, value, 0)
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
         raise PlanError(f"input_mode must be InputMode.TENSORFLOW (0) or InputMode.SPARK (1), got {input_mode!r}")
     if refused:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tfos_nb import parallel
 from tfos_nb.compat._program import ParallelProgram
-from tfos_nb.compat.TFCluster import _gpus_wanted, _meta, _spark_user
-from tfos_nb.errors import PlanError
+from tfos_nb.compat.TFCluster import _gpus_wanted, _meta, _spark_user, check_context
+from tfos_nb.errors import check_count
 
 __all__ = ["run"]
 
@@ -18,12 +18,10 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
 
     ``ctx.worker_num`` is the index of the process, and ``ctx.num_workers`` the number of processes.
     """
-    if not hasattr(sc, "parallelize"):
-        raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
+    check_context(sc)
+    check_count("num_executors", num_executors, 1)
     from pyspark.sql import SparkSession
 
-    if type(num_executors) is not int or num_executors < 1:
-        raise PlanError(f"num_executors must be a whole number, 1 or more, got {num_executors!r}")
     meta = _meta(sc, num_executors, 0, None, False)
     parallel.run(
         ParallelProgram(map_fn, meta["default_fs"], meta["working_dir"], _spark_user(sc)),

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb import tfrecord
-from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.compat.TFCluster import check_context
+from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.tfrecord.fields import Field, Kind, RecordType
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     PlanError
         If there are no files, or the records disagree about a column.
     """
-    if not hasattr(sc, "parallelize"):
-        raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
+    check_context(sc)
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 

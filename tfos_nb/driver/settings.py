@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, check_count
 from tfos_nb.records.runs import FOLDER, HOME
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.paths import absolute
@@ -58,12 +58,10 @@ class Settings:
             raise PlanError(f"buffer_bytes must be a whole number of bytes, 1 or more, got {self.buffer_bytes!r}")
         if type(self.spill_bytes) is not int or self.spill_bytes < 0:
             raise PlanError(f"spill_bytes must be a whole number of bytes, got {self.spill_bytes!r}; 0 keeps none")
-        if type(self.restarts) is not int or self.restarts < 0:
-            raise PlanError(f"restarts must be a whole number, 0 or more, got {self.restarts!r}")
-        least = self.min_workers
-        if least is not None and (type(least) is not int or least < 1):
-            raise PlanError(f"min_workers must be a whole number, 1 or more, got {least!r}")
-        if least is not None and not self.restarts:
+        check_count("restarts", self.restarts, 0)
+        if self.min_workers is not None:
+            check_count("min_workers", self.min_workers, 1)
+        if self.min_workers is not None and not self.restarts:
             raise PlanError("min_workers= needs restarts=: without restarts the first loss ends the cluster")
         self._check_kinds()
         self._check_names()

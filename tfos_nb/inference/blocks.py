@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
 from tfos_nb.driver.prewarm import functions_with_tensorflow
-from tfos_nb.errors import FeedFailed, PlanError, near
+from tfos_nb.errors import FeedFailed, PlanError, absent_column, check_count, near
 from tfos_nb.inference.column_matching import column_type, depth_of
 from tfos_nb.inference.frames import NULLS, check_fill, check_frame
 from tfos_nb.inference.model_library import is_keras_model
@@ -52,8 +52,7 @@ class _Block:
     fill: Any
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise PlanError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
+        check_count("batch_size", self.batch_size, 1)
         if self.nulls not in NULLS:
             raise PlanError(f"nulls must be {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}, got {self.nulls!r}")
 
@@ -227,7 +226,7 @@ def _mapped(frame: DataFrame, task: Any, fields: Sequence[StructField]) -> DataF
 def _check_keys(df: DataFrame, keys: Sequence[str]) -> None:
     for key in keys:
         if key not in df.columns:
-            raise PlanError(f"by: no column {key!r}{near(key, df.columns)}; there are {', '.join(df.columns)}")
+            raise absent_column("by", key, df.columns)
         kind = df.schema[key].dataType
         if isinstance(kind, (ArrayType, MapType, StructType)) or type(kind).__name__ == "VectorUDT":
             raise PlanError(

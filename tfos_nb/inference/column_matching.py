@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tfos_nb.errors import PlanError, near
+from tfos_nb.errors import PlanError, absent_column, near
 from tfos_nb.runtime.models.inputs import Feed
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
 from tfos_nb.runtime.models.signature import Tensor
@@ -210,7 +210,7 @@ def _feed(tensor: Tensor, columns: list[str], fields: Sequence[StructField], dec
 
 def _refuse_absent(name: str, names: Sequence[str], where: str) -> None:
     if name not in names:
-        raise PlanError(f"{where}: no column {name!r}{near(name, names)}; there are {', '.join(names)}")
+        raise absent_column(where, name, names)
 
 
 def _refuse_unfit(column: StructField, tensor: Tensor, pictures: bool) -> None:

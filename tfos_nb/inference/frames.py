@@ -21,13 +21,14 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType
 
-from tfos_nb.errors import PlanError, near
+from tfos_nb.errors import PlanError, absent_column, check_count, near
 from tfos_nb.inference.column_matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_added
 from tfos_nb.inference.model_library import Known, find
 from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.models.inputs import Feed
 from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.models.scoring import ScoreTask
+from tfos_nb.spark.feedable import refuse_without_columns
 from tfos_nb.spark.session import usable_session
 
 __all__ = ["Asked", "predict", "score"]
@@ -49,8 +50,7 @@ class Asked:
     words: Words = PREDICT
 
     def __post_init__(self) -> None:
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise PlanError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
+        check_count("batch_size", self.batch_size, 1)
         if not self.output or not isinstance(self.output, (str, Mapping)):
             raise PlanError(f"output must be the name of a column, got {self.output!r}")
         if self.nulls not in NULLS:
@@ -142,8 +142,7 @@ def check_frame(df: Any) -> None:
     """Raise PlanError if ``df`` is not a DataFrame, or has no columns."""
     if not hasattr(df, "mapInArrow"):
         raise PlanError(f"df must be a Spark DataFrame, such as spark.createDataFrame(…), got a {type(df).__name__}")
-    if not df.columns:
-        raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
+    refuse_without_columns(df)
 
 
 def score(df: DataFrame, known: Known, asked: Asked) -> DataFrame:
@@ -200,5 +199,5 @@ def _kept(columns: Sequence[str], keep: Sequence[str] | None, what: str) -> list
         return list(range(len(columns)))
     for name in keep:
         if name not in columns:
-            raise PlanError(f"{what}: no column {name!r}{near(name, columns)}; there are {', '.join(columns)}")
+            raise absent_column(what, name, columns)
     return [index for index, name in enumerate(columns) if name in keep]

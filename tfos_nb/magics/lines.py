@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from tfos_nb.errors import PlanError, TfosError, nearest
+from tfos_nb.errors import PlanError, TfosError, check_count, nearest
 from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data
@@ -125,8 +125,7 @@ class ClusterLines(Magics):
         found = parsers.TRAIN.understand(line)
         source = parsers.TRAIN.require(found, "df", "DF")
         epochs = 1 if found.epochs is None else found.epochs
-        if epochs < 1:
-            raise PlanError(f"--epochs must be a whole number, 1 or more, got {epochs}")
+        check_count("--epochs", epochs, 1)
         data = find_data(source, self._namespace, "%tfos_train")
         held_out = found.validation and find_data(found.validation, self._namespace, "--validation")
         more = {} if held_out is None else {"validation": held_out}

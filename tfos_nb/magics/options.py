@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.driver.settings import Settings
-from tfos_nb.errors import PlanError, nearest
+from tfos_nb.errors import PlanError, check_count, nearest
 from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, seconds, whole
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
@@ -96,8 +96,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Check errors that only a line can have, then let the plan check itself."""
-        if self.epochs is not None and self.epochs < 1:
-            raise PlanError(f"--epochs must be a whole number, 1 or more, got {self.epochs}")
+        if self.epochs is not None:
+            check_count("--epochs", self.epochs, 1)
         if self.data is None and self.epochs is not None:
             raise PlanError(f"--epochs {self.epochs} counts passes over --data, and no --data is given: add --data DF")
         if self.data is None and self.validation is not None:

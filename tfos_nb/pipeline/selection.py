@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegralType, NumericType, StringType
 
-from tfos_nb.errors import PlanError, near
+from tfos_nb.errors import PlanError, absent_column
 from tfos_nb.inference.column_matching import depth_of
 from tfos_nb.inference.frames import check_fill
 
@@ -28,7 +28,7 @@ def check_column(df: DataFrame, name: str, what: str) -> str:
     if df.columns.count(name) != 1:
         if name in df.columns:
             raise PlanError(f"{what}: the DataFrame has {df.columns.count(name)} columns {name!r}: rename one")
-        raise PlanError(f"{what}: no column {name!r}{near(name, df.columns)}; there are {', '.join(df.columns)}")
+        raise absent_column(what, name, df.columns)
     if name not in feedable(df):
         kind = df.schema[name].dataType.simpleString()
         raise PlanError(

@@ -120,10 +120,15 @@ def feedable(frame: Any) -> Any:
     return frame
 
 
-def _check_names(frame: Any) -> None:
-    """Refuse column names by which Spark's ``mapInArrow`` does not find the columns."""
+def refuse_without_columns(frame: Any) -> None:
+    """Raise PlanError if a DataFrame has no columns."""
     if not frame.columns:
         raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
+
+
+def _check_names(frame: Any) -> None:
+    """Refuse column names by which Spark's ``mapInArrow`` does not find the columns."""
+    refuse_without_columns(frame)
     known: set[str] = set()
     for name in frame.columns:
         if name in known:

@@ -14,10 +14,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, check_count
 from tfos_nb.rich import Rich
 
-__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "check_count", "tf_config"]
+__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "tf_config"]
 
 
 _TRAINS = "trains"
@@ -255,12 +255,6 @@ class ClusterPlan(Rich):
     def field_names(cls) -> tuple[str, ...]:
         """The names that :func:`tfos_nb.launch` takes for the plan."""
         return tuple(field.name for field in dataclasses.fields(cls))
-
-
-def check_count(field: str, value: object, least: int) -> None:
-    """Refuse a value that is not a whole number, or is less than ``least``."""
-    if type(value) is not int or value < least:
-        raise PlanError(f"{field} must be a whole number, {least} or more, got {value!r}")
 
 
 def tf_config() -> tuple[dict[str, list[str]], dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfos_nb.errors import PlanError, near
+from tfos_nb.errors import PlanError, absent_column, near
 from tfos_nb.runtime.tfrecord.fields import ELEMENTS, Field, RecordType
 
 __all__ = ["fields_of", "record_type_of", "type_name", "with_lengths"]
@@ -116,7 +116,7 @@ def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
     by_name = {field.name: field for field in fields}
     for name, length in lengths.items():
         if name not in by_name:
-            raise PlanError(f"lengths: no column {name!r}{near(name, list(by_name))}; there are {', '.join(by_name)}")
+            raise absent_column("lengths", name, list(by_name))
         if not by_name[name].depth:
             raise PlanError(f"lengths: column {name!r} is {by_name[name].told}, not an array")
         if type(length) is not int or length < 0:

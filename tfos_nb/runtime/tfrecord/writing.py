@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tfos_nb.errors import FeedFailed, PlanError, near
+from tfos_nb.errors import FeedFailed, PlanError, absent_column
 from tfos_nb.runtime.control.wire import encode as to_wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.rows.rdd_rows import size_of
@@ -125,9 +125,7 @@ def encoding_of(
     columns = {column["name"]: (number, column["type"]) for number, column in enumerate(schema["fields"])}
     for name in partition_by:
         if name not in columns:
-            raise PlanError(
-                f"partition_by: no column {name!r}{near(name, list(columns))}; there are {', '.join(columns)}"
-            )
+            raise absent_column("partition_by", name, list(columns))
         if columns[name][1] not in _DIRECTORY_TYPES:
             raise PlanError(
                 f"partition_by: column {name!r} is {type_name(columns[name][1])}: cast it to string, or take a column "
