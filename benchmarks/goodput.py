@@ -20,8 +20,7 @@ from benchmarks.recovery import EPOCHS, HEARTBEAT, feed
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
 from tests.faults import its_host, its_supervisor, itself
-from tfos_nb.driver.membership import (
-    ClusterEvent,
+from tfos_nb.driver.membership.events import (
     ContinueWithout,
     HeartbeatTimedOut,
     MessageReceived,
@@ -29,6 +28,7 @@ from tfos_nb.driver.membership import (
     StreamEnded,
     SupervisorConnected,
 )
+from tfos_nb.driver.membership.journal import ClusterEvent
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainStarted, NodeEnded, Reservation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import FeedController
-from tfos_nb.driver.membership import CheckAll, Membership
+from tfos_nb.driver.membership.machine import CheckAll, Membership
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link

@@ -21,7 +21,7 @@ import tfos_nb
 from tests.conftest import ENVIRONMENT
 from tests.waiting import until
 from tfos_nb import errors, launch
-from tfos_nb.driver.membership import replay
+from tfos_nb.driver.membership.journal import replay
 
 
 def counting(args: Any, ctx: Any) -> int:

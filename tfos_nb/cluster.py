@@ -29,7 +29,7 @@ from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
-from tfos_nb.driver.membership import ClusterEvent
+from tfos_nb.driver.membership.journal import ClusterEvent
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
@@ -780,7 +780,7 @@ class Cluster(Rich):
     def events(self) -> list[ClusterEvent]:
         """Return the events of the nodes, the oldest first: arrivals, messages and losses.
 
-        Add them to a bug report: :func:`tfos_nb.driver.membership.replay` makes the nodes' state of them. The newest
+        Add them to a bug report: :func:`tfos_nb.driver.membership.journal.replay` makes the nodes' state of them. The newest
         2,000 are kept, or 20 for each node if that is more, and those before as the state that they made. Heartbeats
         that changed nothing are left out, and so are results.
 

@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
 from tfos_nb.driver.cluster_lifecycle import CLUSTER_TRANSITIONS
-from tfos_nb.driver.membership import TRANSITIONS
+from tfos_nb.driver.membership.members import TRANSITIONS
 
 TEXT = PAGES["architecture"].read_text(encoding="utf-8")
 LINES = [line for block in blocks_of("architecture") for line in block.text.splitlines()]

@@ -10,21 +10,18 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.driver.decommissioning import DecommissionWatch
-from tfos_nb.driver.membership import (
-    Begin,
+from tfos_nb.driver.membership.commands import Begin, EndStream, Tell, WriteLog
+from tfos_nb.driver.membership.events import (
     ContinueWithout,
-    EndStream,
     ExecutorsLeave,
-    Membership,
     MessageReceived,
     RestartWith,
     SlotAsked,
     StreamEnded,
     Submitted,
     SupervisorConnected,
-    Tell,
-    WriteLog,
 )
+from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.runtime.control.lifecycle import MainStarted, NodeUp, Reservation, StartAgain, StateHeld, StateWanted
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse

@@ -10,21 +10,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tfos_nb.driver.membership import (
-    TRANSITIONS,
+from tfos_nb.driver.membership.commands import AwaitEvaluators, Begin, EndStream, Tell
+from tfos_nb.driver.membership.events import (
     AllDropped,
-    AwaitEvaluators,
-    Begin,
     ContinueWithout,
     Ended,
-    EndStream,
     EvaluatorsTimedOut,
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
-    Journal,
-    Member,
-    Membership,
     MessageReceived,
     NewsRead,
     Planned,
@@ -37,9 +31,10 @@ from tfos_nb.driver.membership import (
     Submitted,
     SupervisorConnected,
     TaskReported,
-    Tell,
-    replay,
 )
+from tfos_nb.driver.membership.journal import Journal, replay
+from tfos_nb.driver.membership.machine import Membership
+from tfos_nb.driver.membership.members import TRANSITIONS, Member
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
     Farewell,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.driver.membership import Member
+from tfos_nb.driver.membership.members import Member
 from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.runtime.control.lifecycle import Reservation
 from tfos_nb.runtime.control.plan import Node

@@ -1,8 +1,9 @@
 """Receive the nodes' messages, and own all state that the driver has of them.
 
-:class:`ClusterController` applies each message to the :class:`~tfos_nb.driver.membership.Membership`, and executes the
-commands that this returns. Its DoorHandler methods are called in the door's thread; everything else may be called from
-any thread. There is one lock, and one condition. The condition is notified of each change that a thread may wait for.
+:class:`ClusterController` applies each message to the :class:`~tfos_nb.driver.membership.machine.Membership`, and
+executes the commands that this returns. Its DoorHandler methods are called in the door's thread; everything else may be
+called from any thread. There is one lock, and one condition. The condition is notified of each change that a thread may
+wait for.
 """
 
 from __future__ import annotations
@@ -17,32 +18,31 @@ from typing import Any
 
 from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.hangs.explanation import Finding, Situation
-from tfos_nb.driver.membership import (
-    Aborted,
-    AllDropped,
+from tfos_nb.driver.membership.commands import (
     AwaitEvaluators,
     Begin,
-    ClusterEvent,
-    ContinueWithout,
     DescribeRows,
-    Ended,
     EndStream,
-    EvaluatorsTimedOut,
-    ExecutorsLeave,
-    Failure,
     FeedsStartAgain,
     FollowHistory,
     ForgetProcess,
+    Note,
+    Tell,
+    Warn,
+    WriteLog,
+)
+from tfos_nb.driver.membership.events import (
+    Aborted,
+    AllDropped,
+    ContinueWithout,
+    Ended,
+    EvaluatorsTimedOut,
+    ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
-    Journal,
-    Member,
-    Membership,
     MessageReceived,
     NewsRead,
-    Note,
     Planned,
-    Replaced,
     RestartAll,
     RestartWith,
     RowsFedAgain,
@@ -53,10 +53,10 @@ from tfos_nb.driver.membership import (
     Submitted,
     SupervisorConnected,
     TaskReported,
-    Tell,
-    Warn,
-    WriteLog,
 )
+from tfos_nb.driver.membership.journal import ClusterEvent, Journal
+from tfos_nb.driver.membership.machine import Membership
+from tfos_nb.driver.membership.members import Failure, Member, Replaced
 from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
 from tfos_nb.errors import TfosError

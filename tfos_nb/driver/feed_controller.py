@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.membership import Membership
+from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import ledger

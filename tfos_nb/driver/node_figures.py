@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tfos_nb.driver.hangs.explanation import Situation
-from tfos_nb.driver.membership import Member
+from tfos_nb.driver.membership.members import Member
 from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.runtime.node.stacks import StacksTaken
 from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.driver.feed_controller import FeedController
-from tfos_nb.driver.membership import Membership
+from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.placement import AskPlaces, InferencePlacement
 

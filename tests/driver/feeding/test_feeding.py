@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession, types
 
 from tfos_nb.driver.feed_controller import FeedController, FeedOf, feed_job
-from tfos_nb.driver.membership import Membership
+from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
 from tfos_nb.driver.feed_controller import Feed, FeedController
-from tfos_nb.driver.membership import Membership
+from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link

@@ -18,13 +18,46 @@ not come back. Those join later, when a state has been saved.
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from tfos_nb.driver.membership.commands import (
+    AwaitEvaluators,
+    Begin,
+    DescribeRows,
+    EndStream,
+    FeedsStartAgain,
+    FollowHistory,
+    ForgetProcess,
+    Note,
+    Tell,
+    Warn,
+    WriteLog,
+)
+from tfos_nb.driver.membership.events import (
+    Aborted,
+    AllDropped,
+    ContinueWithout,
+    Ended,
+    EvaluatorsTimedOut,
+    ExecutorsLeave,
+    HeartbeatReceived,
+    HeartbeatTimedOut,
+    MessageReceived,
+    NewsRead,
+    RestartAll,
+    RestartWith,
+    RowsFedAgain,
+    Scaled,
+    SlotAsked,
+    StopSent,
+    StreamEnded,
+    Submitted,
+    SupervisorConnected,
+    TaskReported,
+)
+from tfos_nb.driver.membership.members import Failure, Member, Replaced
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
@@ -46,403 +79,18 @@ from tfos_nb.runtime.control.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
-from tfos_nb.runtime.control.processes import host_and_port, signal_name
+from tfos_nb.runtime.control.processes import signal_name
 from tfos_nb.runtime.feed.ledger import NoMoreFeeds, WorkerThrough
-from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
+from tfos_nb.runtime.node.spark_task import SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
-__all__ = [
-    "JOINS",
-    "TRANSITIONS",
-    "CheckAll",
-    "ClusterEvent",
-    "Condensed",
-    "Failure",
-    "Journal",
-    "Member",
-    "Membership",
-    "Replaced",
-    "replay",
-]
+__all__ = ["JOINS", "CheckAll", "Membership"]
 
 JOINS = 3
 """An absent node that was lost so often before it could join is given up."""
 
-TRANSITIONS: Mapping[NodeStatus, Mapping[NodeStatus, str]] = MappingProxyType(
-    {
-        NodeStatus.PLANNED: {
-            NodeStatus.RESERVED: "its supervisor has reserved",
-            NodeStatus.FAILED: "its executor cannot run it, or its supervisor ended first",
-            NodeStatus.LOST: "it is silent, or the others continue without it",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.RESERVED: {
-            NodeStatus.STARTING: "all have reserved",
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.FAILED: "its process failed",
-            NodeStatus.LOST: "it is silent, or its supervisor is gone",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.STARTING: {
-            NodeStatus.TRAINING: "main was called",
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.FAILED: "its process failed",
-            NodeStatus.LOST: "it is silent, or its supervisor is gone",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.FEEDING: {
-            NodeStatus.TRAINING: "it has rows, or does not wait for any",
-            NodeStatus.DONE: "main has returned",
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.FAILED: "main raised, or its process failed",
-            NodeStatus.LOST: "it is silent, or its supervisor is gone",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.TRAINING: {
-            NodeStatus.FEEDING: "it waits for its first rows",
-            NodeStatus.DONE: "main has returned",
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.FAILED: "main raised, or its process failed",
-            NodeStatus.LOST: "it is silent, or its supervisor is gone",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.DONE: {
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.FAILED: "its process failed while others needed it",
-            NodeStatus.LOST: "the others continue without it",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.FAILED: {
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.LOST: "the others continue without it",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.LOST: {
-            NodeStatus.PLANNED: "the nodes restart",
-            NodeStatus.RESERVED: "it is back, and joins the others",
-            NodeStatus.STOPPED: "it was removed, or the cluster ends",
-        },
-        NodeStatus.STOPPED: {NodeStatus.PLANNED: "it is added again"},
-    }
-)
-"""The allowed changes of a node's status, with the cause of each. A message that comes too late changes nothing."""
-
 _Item = TypeVar("_Item")
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The first event: the expected nodes, and how often they may be restarted."""
-
-    plan: ClusterPlan
-    restarts: int
-
-
-@dataclass(frozen=True)
-class SupervisorConnected:
-    """A supervisor's first message on a stream of this number."""
-
-    stream: int
-    message: Reservation | Refused
-
-
-@dataclass(frozen=True)
-class MessageReceived:
-    """A later message of a node."""
-
-    node: str
-    message: Any
-
-
-@dataclass(frozen=True)
-class HeartbeatReceived:
-    """What a node's heartbeat says about its work; ``waits_for_rows`` is None for a node that is not fed."""
-
-    node: str
-    began: bool
-    waits_for_rows: bool | None
-
-
-@dataclass(frozen=True)
-class StreamEnded:
-    """A stream has ended, for whatever reason."""
-
-    stream: int
-
-
-@dataclass(frozen=True)
-class HeartbeatTimedOut:
-    """No message of a node came for so many seconds."""
-
-    node: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TaskReported:
-    """A Spark task reports how its supervisor has ended."""
-
-    message: SupervisorEnded
-
-
-@dataclass(frozen=True)
-class SlotAsked:
-    """A Spark task asks what to do with its slot; ``wanted``: rows wait for a slot."""
-
-    question: HoldsSlot
-    wanted: bool
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """These nodes were submitted to Spark; ``hold``: their tasks keep their slots."""
-
-    nodes: tuple[str, ...]
-    hold: bool
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The cluster must change to another plan, as soon as possible."""
-
-    plan: ClusterPlan
-
-
-@dataclass(frozen=True)
-class ExecutorsLeave:
-    """These executors are about to end, by their names in Spark: it decommissions them."""
-
-    executors: frozenset[str]
-
-
-@dataclass(frozen=True)
-class RestartAll:
-    """Lost nodes must start again: all nodes, or only the lost ones if a coordinator continues with the others."""
-
-    cause: str
-
-
-@dataclass(frozen=True)
-class RestartWith:
-    """All nodes must start again, with those that were absent and without those that leave."""
-
-    cause: str
-
-
-@dataclass(frozen=True)
-class ContinueWithout:
-    """The nodes that have come must continue without the others."""
-
-
-@dataclass(frozen=True)
-class NewsRead:
-    """The owner has read the list of late nodes that were admitted, or of nodes without a task."""
-
-    late: bool = False
-    to_resubmit: bool = False
-
-
-@dataclass(frozen=True)
-class RowsFedAgain:
-    """The rows of these replacement nodes have been fed again; None: of all of them."""
-
-    nodes: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Aborted:
-    """An error of the whole cluster."""
-
-    error: TfosError
-
-
-@dataclass(frozen=True)
-class EvaluatorsTimedOut:
-    """So many seconds have passed since the training's end: evaluators are waited for no longer."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StopSent:
-    """Every node receives a stop; from now on its end is not a failure."""
-
-    message: Any
-
-
-@dataclass(frozen=True)
-class AllDropped:
-    """Every supervisor that has not ended is dropped."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Nothing of the cluster runs any more."""
-
-
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Send a message to nodes."""
-
-    nodes: tuple[str, ...]
-    message: Any
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Start nodes: send ``Start`` with these addresses, and the states from which training can continue."""
-
-    nodes: tuple[str, ...]
-    spec: dict[str, list[str]]
-    generation: int
-    passes: int
-    workers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class EndStream:
-    """End a stream after what was sent."""
-
-    stream: int
-
-
-@dataclass(frozen=True)
-class ForgetProcess:
-    """Forget a node's previous process: its figures and its result."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class WriteLog:
-    """Write lines into a node's log."""
-
-    node: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Note:
-    """Write a line into the driver's log."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Write a warning into the driver's log, after the cluster's name."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class DescribeRows:
-    """Send nodes the rows' schema."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FeedsStartAgain:
-    """Forget the nodes' progress in the feeds: all nodes start again."""
-
-
-@dataclass(frozen=True)
-class AwaitEvaluators:
-    """Wait a limited time for the evaluators, since the training has ended; or no more."""
-
-    wanted: bool
-
-
-@dataclass(frozen=True)
-class FollowHistory:
-    """Fill the history from a node's reports; None: forget the epochs that are trained again."""
-
-    node: str | None
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One node's failure.
-
-    ``collateral`` marks a failure that happened only because a peer was lost. ``lost`` marks a failure of the node's
-    process, host or network, not of the program.
-    """
-
-    error: TfosError
-    node: str
-    collateral: bool
-    lost: bool = False
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Replacement of a lost node, ``since`` a rendezvous; the lost one had finished ``through`` passes."""
-
-    through: int
-    since: int
-
-
-@dataclass
-class Member:
-    """State of one node."""
-
-    node: Node
-    status: NodeStatus = NodeStatus.PLANNED
-    stream: int | None = None  # to its supervisor
-    supervisor: tuple[str, int] = ("", 0)  # machine and process id; one supervisor may reserve several times
-    reservation: Reservation | None = None
-    up: NodeUp | None = None
-    began: bool = False  # it has taken a row or reported a step
-    returned: bool = False
-    unread: bool = False
-    serving: bool = False
-    saving: bool = False
-    following: bool = False  # it coordinates, and continues with workers that come back at other addresses
-    through: int = 0  # passes of its rows that a coordinator has finished, in this generation
-    started: bool = False  # it has received its peers' addresses
-    absent: bool = False  # the others continue without it
-    failed_joins: int = 0  # how often it was lost before it could join them
-    pending: bool = False  # it was submitted to Spark, and has not come since
-    left_slot: bool = False  # its Spark task has left the slot, and no other task watches it
-    moved: bool = False  # it has come back, and its coordinator does not know the new address
-    raised: MainRaised | None = None
-    ended: NodeEnded | None = None
-    told_to_end: bool = False  # so its end is no failure
-
-    @property
-    def address(self) -> str:
-        """Address of its TensorFlow server."""
-        assert self.reservation is not None, "it has reserved"
-        return host_and_port(self.reservation.host, self.reservation.port)
-
-    @property
-    def needs_no_wait(self) -> bool:
-        """Whether its ``main`` has returned, or need not return."""
-        return self.returned or self.serving
-
-    def become(self, status: NodeStatus) -> None:
-        """Change the status, where :data:`TRANSITIONS` has that change."""
-        if status in TRANSITIONS[self.status]:
-            self.status = status
-
-    def begin_anew(self) -> None:
-        """Forget the previous process; another one will take its place."""
-        self.become(NodeStatus.PLANNED)
-        self.reservation = self.up = self.raised = self.ended = None
-        self.began = self.returned = self.unread = self.serving = self.saving = False
-        self.following = self.started = self.moved = False
-        self.through = 0
 
 
 class CheckAll(Generic[_Item]):
@@ -1278,79 +926,3 @@ def _how_ended(one: Member, message: NodeEnded) -> str:
     when = " after main had returned" if one.returned else ""
     hint = "; if nobody did, the host was out of memory" if killed and not message.note else ""
     return f"{how}{memory}{when}{hint}"
-
-
-@dataclass(frozen=True)
-class ClusterEvent:
-    """Change of a cluster's members: the time, in seconds since the cluster was planned, and what happened."""
-
-    seconds: float
-    event: Any
-
-
-@dataclass(frozen=True)
-class Condensed:
-    """The oldest events of a long training, as the state that they have made."""
-
-    events: int
-    state: Membership = field(repr=False, compare=False)
-
-
-class Journal:
-    """Events of one cluster. Of many, the newest are kept, and the others are condensed into their state.
-
-    Parameters
-    ----------
-    most : int
-        How many events are kept as they are.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._newest: deque[ClusterEvent] = deque()
-        self._dropped = 0
-        self._dropped_until = 0.0
-        self._state: Membership | None = None  # as the dropped events have made it
-
-    def note(self, seconds: float, event: Any) -> None:
-        """Add an event."""
-        self._newest.append(ClusterEvent(seconds, event))
-        if len(self._newest) > self._most:
-            oldest = self._newest.popleft()
-            self._state = _after(self._state, oldest.event)
-            self._dropped, self._dropped_until = self._dropped + 1, oldest.seconds
-
-    def events(self) -> list[ClusterEvent]:
-        """Return all events, the oldest first; :func:`replay` makes the cluster's state of them."""
-        if self._state is None:
-            return list(self._newest)
-        condensed = Condensed(self._dropped, copy.deepcopy(self._state))
-        return [ClusterEvent(self._dropped_until, condensed), *self._newest]
-
-
-def replay(events: Iterable[Any]) -> Membership:
-    """Return the state that a cluster's events make, such as those of :meth:`tfos_nb.Cluster.events`.
-
-    Raises
-    ------
-    ValueError
-        If the first event is missing.
-    """
-    state: Membership | None = None
-    for one in events:
-        state = _after(state, one.event if isinstance(one, ClusterEvent) else one)
-    if state is None:
-        raise ValueError("there are no events to replay: give those of cluster.events()")
-    return state
-
-
-def _after(state: Membership | None, event: Any) -> Membership:
-    """Return the state after one more event: the given one, changed, or that of a first event."""
-    if isinstance(event, Planned):
-        return Membership(event.plan, event.restarts)
-    if isinstance(event, Condensed):
-        return copy.deepcopy(event.state)
-    if state is None:
-        raise ValueError(f"the first event must be Planned, got {event!r}: replay all that cluster.events() returns")
-    state.apply(event)
-    return state
