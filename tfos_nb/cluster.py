@@ -780,9 +780,9 @@ class Cluster(Rich):
     def events(self) -> list[ClusterEvent]:
         """Return the events of the nodes, the oldest first: arrivals, messages and losses.
 
-        Add them to a bug report: :func:`tfos_nb.driver.membership.journal.replay` makes the nodes' state of them. The newest
-        2,000 are kept, or 20 for each node if that is more, and those before as the state that they made. Heartbeats
-        that changed nothing are left out, and so are results.
+        Add them to a bug report: :func:`tfos_nb.driver.membership.journal.replay` makes the nodes' state of them. The
+        newest 2,000 are kept, or 20 for each node if that is more, and those before as the state that they made.
+        Heartbeats that changed nothing are left out, and so are results.
 
         Examples
         --------
