@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -371,6 +372,7 @@ class Lives(RuleBasedStateMachine):
         journal = self.journal.events()
         assert len(journal) <= 8
         assert state_of(replay(journal)) == state_of(self.membership)
+        assert state_of(replay(pickle.loads(pickle.dumps(journal)))) == state_of(self.membership)
         self.apply(StopSent(Farewell()))
         self.apply(AllDropped())
         assert self.membership.all_gone, "every supervisor was done without"

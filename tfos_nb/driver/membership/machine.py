@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from tfos_nb.driver.membership.commands import (
@@ -171,7 +172,7 @@ class Membership:
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
         self._places_seen = PlacesSeen()
         self._fed = frozenset(plan.fed_nodes)
-        self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
+        self._gone = CheckAll(list(self.members.values()), attrgetter("is_gone"))
         self._count_on(self.members.values())
         self._events: dict[type, Callable[[Any], object]] = {
             SupervisorConnected: self._supervisor_connected,
@@ -366,13 +367,13 @@ class Membership:
         self._fed_members = [one for one in self._present if one.node in self._fed]
         self.fed_names = [str(one.node) for one in self._fed_members]
         self._first = finishing[0]
-        self._reserved = CheckAll(self._present, lambda one: one.reservation)
-        self._up = CheckAll(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
-        self._take_rows = CheckAll(self._fed_members, lambda one: one.up)
-        self._returned = CheckAll(finishing, lambda one: one.needs_no_wait)
-        self._trained = CheckAll(self._training, lambda one: one.needs_no_wait)
-        self._through = CheckAll(self._present, lambda one: one.status.ended or one.serving)
-        self._at_rest = CheckAll(self._present, lambda one: not one.saving or one.stream is None)
+        self._reserved = CheckAll(self._present, attrgetter("reservation"))
+        self._up = CheckAll(self._present, attrgetter("is_up"))
+        self._take_rows = CheckAll(self._fed_members, attrgetter("up"))
+        self._returned = CheckAll(finishing, attrgetter("needs_no_wait"))
+        self._trained = CheckAll(self._training, attrgetter("needs_no_wait"))
+        self._through = CheckAll(self._present, attrgetter("is_through"))
+        self._at_rest = CheckAll(self._present, attrgetter("is_at_rest"))
 
     def _count_on_late(self, late: Sequence[Member]) -> None:
         for one in late:
@@ -775,7 +776,7 @@ class Membership:
             self.members[name] = known.pop(name) if name in known else Member(Node.parse(name), absent=True)
         self.members.update(known)
         self._fed = frozenset(plan.fed_nodes)
-        self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
+        self._gone = CheckAll(list(self.members.values()), attrgetter("is_gone"))
 
     def _continue_without(self, event: ContinueWithout) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""

@@ -140,6 +140,26 @@ class Member:
         """Whether its ``main`` has returned, or need not return."""
         return self.returned or self.serving
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has no stream to the driver."""
+        return self.stream is None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its ``main`` has been called."""
+        return self.up is not None and self.status is not NodeStatus.STARTING
+
+    @property
+    def is_through(self) -> bool:
+        """Whether its ``main`` runs no more, or serves the others."""
+        return self.status.ended or self.serving
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is writing no model."""
+        return not self.saving or self.stream is None
+
     def become(self, status: NodeStatus) -> None:
         """Change the status, where :data:`TRANSITIONS` has that change."""
         if status in TRANSITIONS[self.status]:
