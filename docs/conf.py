@@ -56,7 +56,7 @@ def setup(app: Sphinx) -> None:
 
 def _show_dark(app: Sphinx, page: str, source: list[str]) -> None:
     def both(found: re.Match[str]) -> str:
-        dark = found["path"].replace(".png", "-dark.png")
+        dark = re.sub(r"(?=\.\w+$)", "-dark", found["path"])
         if not (Path(app.srcdir) / dark).exists():
             return found[0]
         return f"{found[0]}{{.only-light}}\n![{found['text']}]({dark}){{.only-dark}}"
