@@ -70,6 +70,10 @@ pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser
 	@TFOS_NB_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py \
 		tests/browser/test_curves.py tests/browser/test_runs.py
 
+.PHONY: drawings
+drawings: $(VENV)/.demo ## Draw docs/pictures/*.svg anew, from the code's tables of statuses and from the layers
+	@$(BIN)/python -m tests.docs.drawings
+
 .PHONY: docs
 docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings; a warning is an error
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs

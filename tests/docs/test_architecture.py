@@ -1,4 +1,4 @@
-"""What docs/architecture.md says stands in the code: modules, imports, classes, functions and constants."""
+"""What docs/architecture.md says and draws stands in the code: modules, imports, classes, functions and constants."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
 
+from tests.docs.drawings import CLUSTER, NODE, PICTURES, Chart, drawings, layers_drawing, layers_of, status_drawing
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
 from tfos_nb.driver.cluster_lifecycle import CLUSTER_TRANSITIONS
 from tfos_nb.driver.membership.members import TRANSITIONS
@@ -221,3 +222,58 @@ def test_the_table_of_statuses_is_that_of_the_code(heading: str, table: Any) -> 
     made = [f"| {one.value} | {to.value} | {why} |" for one, after in table.items() for to, why in after.items()]
     section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| ")] == ["| from | to | when |", *made]
+
+
+# --- the drawings
+
+PYPROJECT = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def with_change(table: Mapping[Any, Mapping[Any, str]], one: Any, to: Any) -> dict[Any, dict[Any, str]]:
+    """Return a table without a transition that it has, or with one that it does not have."""
+    changed = {status: dict(after) for status, after in table.items()}
+    if changed[one].pop(to, None) is None:
+        changed[one][to] = "for a cause of its own"
+    return changed
+
+
+def test_the_drawings_are_those_that_the_code_makes() -> None:
+    there = {path.name: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
+    assert there.keys() == drawings().keys()
+    assert [name for name, drawn in drawings().items() if there[name] != drawn] == [], "run make drawings"
+
+
+@pytest.mark.parametrize("name", drawings())
+def test_the_page_shows_each_drawing_and_describes_it(name: str) -> None:
+    assert re.search(rf"!\[.{{40,}}\]\(pictures/{re.escape(name)}\)", TEXT)
+
+
+@pytest.mark.parametrize(("chart", "table"), [(NODE, TRANSITIONS), (CLUSTER, CLUSTER_TRANSITIONS)])
+def test_a_transition_that_is_gone_or_new_or_has_another_cause_changes_the_drawing(chart: Chart, table: Any) -> None:
+    drawn = status_drawing(chart, table)
+    for one, to in itertools.permutations(table, 2):
+        changed = with_change(table, one, to)
+        assert status_drawing(chart, changed) != drawn, f"{one.value} to {to.value}"
+        other_cause = with_change(changed, one, to)
+        assert (status_drawing(chart, other_cause) == drawn) is (other_cause == table), f"{one.value} to {to.value}"
+
+
+def test_the_layers_are_those_of_the_contracts() -> None:
+    layers = layers_of(PYPROJECT)
+    assert layers.keys() == {"tfos_nb", "tfos_nb.runtime"}
+    assert layers["tfos_nb"][0] == ["demo", "__main__"]
+    assert layers["tfos_nb"][-1] == ["errors"]
+    assert layers["tfos_nb.runtime"][-2:] == [["host", "storage", "code"], ["control"]]
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ('    "(driver)",\n', ""),
+        ('    "rows",\n', '    "rows | grids",\n'),
+        ('    "datasets",\n    "keras",\n', '    "keras",\n    "datasets",\n'),
+    ],
+)
+def test_a_layer_that_is_gone_new_or_elsewhere_changes_the_drawing(written: str, instead: str) -> None:
+    assert PYPROJECT.count(written) == 1
+    assert layers_drawing(PYPROJECT.replace(written, instead)) != layers_drawing(PYPROJECT)
