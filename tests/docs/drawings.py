@@ -397,10 +397,9 @@ def layers_drawing(pyproject: str) -> str:
         f'<path class="opened" d="{wedge(opened, inner_top - 8, bottom + 8)}"/>',
         text(RIGHT + RIGHT_WIDTH / 2, inner_top - 24, f"tfos_nb.{OPENED}", "name"),
         *stack(inner, RIGHT + 8, RIGHT_WIDTH - 16, inner_top),
-        *label(Label(RIGHT, top + 17, "start", RIGHT_WIDTH, 0), RULES[0]),
-        *label(Label(RIGHT, top + 43, "start", RIGHT_WIDTH, 0), RULES[1]),
+        *label(Label(LEFT, bottom + 32, "start", WIDTH - LEFT - MARGIN, 0), " ".join(RULES)),
     ]
-    return picture("The layers of tfos_nb", " ".join(RULES), bottom + 28, shapes)
+    return picture("The layers of tfos_nb", " ".join(RULES), bottom + 52, shapes)
 
 
 def wedge(opened: float, top: float, bottom: float) -> str:

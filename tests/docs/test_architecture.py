@@ -261,17 +261,18 @@ def test_a_transition_that_is_gone_or_new_or_has_another_cause_changes_the_drawi
 def test_the_layers_are_those_of_the_contracts() -> None:
     layers = layers_of(PYPROJECT)
     assert layers.keys() == {"tfos_nb", "tfos_nb.runtime"}
-    assert layers["tfos_nb"][0] == ["demo", "__main__"]
-    assert layers["tfos_nb"][-1] == ["errors"]
-    assert layers["tfos_nb.runtime"][-2:] == [["host", "storage", "code"], ["control"]]
+    assert layers["tfos_nb"][0] == ["demo", "__main__", "compat"]
+    assert "errors" in layers["tfos_nb"][-1]
+    assert len(layers["tfos_nb"]) <= 9, "floors"
+    assert layers["tfos_nb.runtime"][-2:] == [["host", "storage"], ["control", "code", "rows"]]
 
 
 @pytest.mark.parametrize(
     ("written", "instead"),
     [
-        ('    "(driver)",\n', ""),
-        ('    "rows",\n', '    "rows | grids",\n'),
-        ('    "datasets",\n    "keras",\n', '    "keras",\n    "datasets",\n'),
+        ('    "datasets",\n', ""),
+        ('    "host | storage",\n', '    "host | storage | grids",\n'),
+        ('    "program",\n    "datasets",\n', '    "datasets",\n    "program",\n'),
     ],
 )
 def test_a_layer_that_is_gone_new_or_elsewhere_changes_the_drawing(written: str, instead: str) -> None:
