@@ -269,3 +269,42 @@ def test_a_worker_that_waits_for_its_own_data_is_left_alone(spark: SparkSession)
     with launch(reads_alone, {}, workers=2, spark=spark) as cluster:
         cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
         cluster.wait()
+
+
+def lags(args: None, ctx: Any) -> None:
+    """Keras' fit; the second worker is slow for 80 steps, then both take their time alike."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    class Augments(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch >= 80 or ctx.task_index == 1:
+                time.sleep(0.15 if batch < 80 else 0.1)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows = np.ones((180 * 8, 1), "float32")
+    model.fit(rows, rows, batch_size=8, verbose=0, callbacks=[Augments()])
+
+
+def test_a_worker_for_which_the_others_wait_is_named_with_what_it_does_and_its_host(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with launch(lags, None, workers=2, input_mode="tensorflow", spark=spark) as cluster:
+        assert until(lambda: any(node.slow for node in cluster.snapshot().nodes), 60)
+        (slow,) = [node for node in cluster.snapshot().nodes if node.slow]
+        cluster.wait()
+    first, last = [text for text in (record.getMessage() for record in caplog.records) if " is slow" in text]
+    assert re.search(
+        r": worker:1 is slow: its own part of a step is \d+%, that of the others \d+%; it is in your program, "
+        r"line \d+ of test_hangs\.py, in on_train_batch_end; its host: CPU \d+ % of \d+, memory pressure \d+ %, "
+        r"network ",
+        first,
+    ), first
+    assert last.endswith("worker:1 is slow no more")
+    assert slow.node == "worker:1"
+    assert f"worker:1 {slow.detail}" in first
+    assert slow.detail in cluster.logs("worker:1")

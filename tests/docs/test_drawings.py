@@ -70,7 +70,11 @@ def test_no_text_lies_on_another_or_on_an_edge(name: str) -> None:
     [
         ("node-status.svg", "main was called", "main was called by its process"),
         ("cluster-status.svg", "RECOVERING", "RECOVERING ITS NODES"),
-        ("layers.svg", "A layer imports only those below it.", "A layer imports only those that are below it in this drawing, and it imports no other one."),
+        (
+            "layers.svg",
+            "A layer imports only those below it.",
+            "A layer imports only those that are below it in this drawing, and it imports no other one.",
+        ),
     ],
 )
 def test_a_text_that_is_too_long_for_its_place_is_found(name: str, written: str, instead: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.hangs.explanation import Finding, Situation
+from tfos_nb.driver.hangs.stragglers import Mark
 from tfos_nb.driver.membership.commands import (
     AwaitEvaluators,
     Begin,
@@ -635,6 +636,22 @@ class ClusterController:
         """The nodes that trained and whose main has returned."""
         with self.changed:
             return [str(one.node) for one in self.membership.training if one.returned]
+
+    def step_marks(self) -> dict[str, Mark]:
+        """Return how far each node that trains has come; empty unless all of them wait for each other in each step."""
+        with self.changed:
+            marks = {str(one.node): self._figures[str(one.node)].mark for one in self._still_training()}
+            known = {name: mark for name, mark in marks.items() if mark is not None}
+            return known if 1 < len(known) == len(marks) else {}
+
+    def show_slow(self, texts: Mapping[str, str]) -> None:
+        """Show why the others wait for these nodes in each step, and write it into their logs; for others, no more."""
+        with self.changed:
+            for name, figures in self._figures.items():
+                before, figures.slow = figures.slow, texts.get(name, "")
+                if figures.slow and not before:
+                    self._log.add(name, (f"tfos_nb: this node {figures.slow}",))
+            self.changed.notify_all()
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         """Write into each node's log what it does while nothing moves, and show it with those that are behind.

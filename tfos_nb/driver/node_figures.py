@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tfos_nb.driver.hangs.explanation import Situation
+from tfos_nb.driver.hangs.stragglers import Mark
 from tfos_nb.driver.membership.members import Member
-from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
+from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.runtime.node.stacks import StacksTaken
 from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 from tfos_nb.state.curve import Curve
@@ -40,6 +41,8 @@ class NodeFigures:
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     taken: int = 0  # reports of the program
     finding: str = ""  # what it does while nothing moves, if the others wait for it
+    slow: str = ""  # why the others wait for it in each step
+    mark: Mark | None = None  # how far it has come, if it waits for others in its steps
     told_of_nan: bool = False  # its log says already that its loss became NaN
 
     @property
@@ -65,6 +68,7 @@ class NodeFigures:
     def begin_anew(self) -> None:
         """Forget the previous process. Its figures stay until newer ones come."""
         self.heartbeat, self.told_of_nan, self.finding = None, False, ""
+        self.mark, self.slow = None, ""
         self.forget_rate()
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
@@ -96,6 +100,7 @@ class NodeFigures:
         """
         self.taken += 1
         self.pace.take(report)
+        self._note_steps(report)
         if report.phase == EVALUATE:
             before = self.trained
             self.report = replace(report, epoch=report.epoch or before.epoch, epochs=report.epochs or before.epochs)
@@ -110,6 +115,15 @@ class NodeFigures:
         self.metrics.update(report.metrics)
         if report.phase not in (EVALUATE, OVER):
             self._draw(report.metrics)
+
+    def _note_steps(self, report: StepReport) -> None:
+        """Count the steps of the training, of which a report need not say all."""
+        if report.waited is None or report.step is None or report.phase not in ("", FIT):
+            return
+        before, steps = self.trained, self.mark.steps if self.mark is not None else 0
+        is_same = (report.epoch or 0) == (before.epoch or 0) and (before.step or 0) <= report.step
+        steps += report.step - (before.step or 0) if is_same else report.step
+        self.mark = Mark(report.time, steps, report.waited)
 
     def _draw(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -155,8 +169,9 @@ class NodeFigures:
             cpu_percent=beat.cpu_percent if beat and alive else None,
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
-            detail=self.finding or _how_it_starts(member),
+            detail=self.finding or self.slow or _how_it_starts(member),
             stuck=bool(self.finding) and alive,
+            slow=bool(self.slow) and alive,
         )
 
 

@@ -96,8 +96,8 @@ class NodeState:
     ``curves`` has the values of each of them since the start, in at most 48 evenly spaced points. ``phase`` is what
     Keras does: ``"fit"``, ``"evaluate"``, or empty if it is not known. ``gpus`` are the GPUs' addresses from Spark, and
     ``gpu_use`` is their use, if NVML reports it. ``seconds_left`` is the time until the node's last epoch ends, at its
-    recent pace. ``stuck`` says that nothing moves, and that the others wait for this node; ``detail`` is then what it
-    does.
+    recent pace. ``stuck`` says that nothing moves, and that the others wait for this node; ``slow``, that they wait for
+    it in each step. ``detail`` is then what it does.
     """
 
     node: str
@@ -122,6 +122,7 @@ class NodeState:
     heartbeat_age: float | None = None
     detail: str = ""
     stuck: bool = False
+    slow: bool = False
 
     @property
     def loss(self) -> float | None:

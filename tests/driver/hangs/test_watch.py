@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfos_nb.driver.hangs.explanation import Finding, Situation
+from tfos_nb.driver.hangs.stragglers import Mark
 from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.runtime.node.stacks import StacksTaken
 
@@ -38,6 +39,8 @@ class Nodes:
         self.failed: list[tuple[str, str]] = []
         self.moves_when_asked = self.compiles = self.is_alone = False
         self.letter = "T"
+        self.of_steps: dict[str, Mark] = {}
+        self.slow: list[dict[str, str]] = []
 
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
@@ -61,6 +64,12 @@ class Nodes:
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         self.written.append(findings)
+
+    def step_marks(self) -> Mapping[str, Mark]:
+        return self.of_steps
+
+    def show_slow(self, texts: Mapping[str, str]) -> None:
+        self.slow.append(dict(texts))
 
     def fail(self, node: str, cause: str) -> None:
         self.failed.append((node, cause))
@@ -195,3 +204,19 @@ def test_a_node_that_moves_between_two_looks_is_not_ended(nodes: Nodes, watch: H
     nodes.moves_when_asked, nodes.returned = False, []
     look(watch, range(60, 100))
     assert not nodes.failed
+
+
+def test_a_slow_worker_is_told_of_once_and_again_when_it_is_as_fast_as_the_others(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited = 0.0
+    for second in range(60):
+        waited += 0.8 if second < 30 else 0.0
+        nodes.of_steps = {"worker:0": Mark(second, second, waited), "worker:1": Mark(second, second, 0.1)}
+        watch.look_for_stragglers()
+    told = "worker:1 is slow: its own part of a step is 100%, that of the others 20%"
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"cluster clicks: {told}")
+    assert last == "cluster clicks: worker:1 is slow no more"
+    assert [list(texts) for texts in nodes.slow] == [["worker:1"], []]
+    assert nodes.slow[0]["worker:1"].startswith(told.removeprefix("worker:1 "))

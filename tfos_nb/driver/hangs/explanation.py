@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main
 
-__all__ = ["Finding", "Situation", "explain", "never_ends"]
+__all__ = ["Finding", "Situation", "describe_slow", "explain", "never_ends"]
 
 _WORKS = 20.0  # percent of a core: a process that waits for its peers uses less
 _LIBRARIES = re.compile(
@@ -151,6 +151,19 @@ def _finding(one: Situation) -> Finding:
     if frames:
         return Finding(one.node, f"is in {_named(frames[0])}{short}")
     return Finding(one.node, "did not answer when it was asked for its stack", waits=False)
+
+
+def describe_slow(taken: StacksTaken) -> str:
+    r"""Return what a slow worker does, of which it is known that it does not wait for the others.
+
+    Examples
+    --------
+    >>> lines = ["Thread (main) 0x01 (most recent call first):", '  File "/home/ann/train.py", line 12 in augment']
+    >>> describe_slow(StacksTaken("worker:1", 1, "\n".join(lines)))
+    'is in your program, line 12 of train.py, in augment'
+    """
+    found = _finding(Situation(taken.node, cpu_percent=100.0, stacks=taken))
+    return f"waits for its rows, or {found.text}" if found.works else found.text
 
 
 def _in_tensorflow(frames: Sequence[Frame]) -> bool:

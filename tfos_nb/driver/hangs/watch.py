@@ -6,6 +6,8 @@
 
     never_ends(), after 10 s and once more a second later ──▶ the cluster fails
 
+    the others wait for a worker in 20 steps (:mod:`tfos_nb.driver.hangs.stragglers`) ──▶ AskStacks ──▶ log, panel
+
 A process that was stopped by a signal is reported after four seconds: TensorFlow ends its peers after ten. Heartbeats
 say whether there is one.
 
@@ -22,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfos_nb.driver.hangs.explanation import Finding, Situation, explain, never_ends
+from tfos_nb.driver.hangs.stragglers import Mark, Stragglers, say_slow
 from tfos_nb.runtime.node.stacks import StacksTaken
 
 __all__ = ["HangWatch", "Watched"]
@@ -57,6 +60,12 @@ class Watched(Protocol):
     def write_findings(self, findings: Sequence[Finding]) -> None:
         """Show what the nodes do; with none, that they move again."""
 
+    def step_marks(self) -> Mapping[str, Mark]:
+        """Return by node how far it has come; empty unless all of them wait for each other in their steps."""
+
+    def show_slow(self, texts: Mapping[str, str]) -> None:
+        """Show why the others wait for these nodes; of the others, no more."""
+
     def fail(self, node: str, cause: str) -> None:
         """End the cluster by a node's failure, which is the program's fault."""
 
@@ -80,6 +89,8 @@ class HangWatch:
         self._moved = self._asked = time.monotonic()
         self._usual = 0.0  # seconds between two moves
         self._told = self._looked = self._suspected = self._failed = False
+        self._stragglers = Stragglers()
+        self._slow: dict[str, str] = {}
 
     def start(self) -> None:
         """Watch from now on."""
@@ -88,6 +99,7 @@ class HangWatch:
     def _run(self) -> None:
         while not self._over.wait(_EVERY):
             self.look(time.monotonic())
+            self.look_for_stragglers()
 
     def look(self, now: float) -> None:
         """Look once; ``now`` is a time of the monotonic clock."""
@@ -104,6 +116,21 @@ class HangWatch:
             self._asked = now
             if self._watched.returned:
                 self._fail_if_endless()
+
+    def look_for_stragglers(self) -> None:
+        """Look once whether the others wait for a worker in each step; tell it once, and when it is over."""
+        found = {one.node: one for one in self._stragglers.take(self._watched.step_marks())}
+        if found.keys() == self._slow.keys():
+            return
+        new = [one for name, one in found.items() if name not in self._slow]
+        stacks = self._watched.stacks(_WITHIN) if new else {}
+        texts = {one.node: say_slow(one, stacks.get(one.node)) for one in new}
+        for node in self._slow.keys() - found.keys():
+            logger.warning("cluster %s: %s is slow no more", self._name, node)
+        for node, text in texts.items():
+            logger.warning("cluster %s: %s %s", self._name, node, text)
+        self._slow = {name: texts.get(name) or self._slow[name] for name in found}
+        self._watched.show_slow(self._slow)
 
     def _note_move(self, marks: Mapping[str, Any] | None, now: float) -> None:
         """Record that something has moved, or that nothing can be expected to."""

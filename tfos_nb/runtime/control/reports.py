@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class StepReport:
 
     ``epoch`` and ``step`` count from 1; ``epoch_end`` marks an epoch's last. ``phase`` is :data:`FIT`, :data:`EVALUATE`
     (then ``step`` and ``steps`` are the evaluation's) or :data:`OVER`; empty if it is not Keras that reports.
+    ``waited`` is the seconds that the process has waited for other workers so far; None if that is not known.
     """
 
     epoch: int | None = None
@@ -73,6 +75,7 @@ class StepReport:
     epoch_end: bool = False
     time: float = 0.0
     phase: str = ""
+    waited: float | None = None
 
 
 @message
@@ -134,11 +137,19 @@ class Reporter:
     ----------
     end : socket.socket
         A datagram socket to the supervisor.
+
+    Attributes
+    ----------
+    waited : callable
+        Returns the seconds that the process has waited for other workers so far, or None.
+    dropped : int
+        Number of dropped reports.
     """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._socket = end
+        self.waited: Callable[[], float | None] = _unknown
         self.dropped = 0
         self._due = -math.inf
         self._waiting: deque[bytes] = deque()  # ends of epochs for which the supervisor had no room
@@ -232,7 +243,7 @@ class Reporter:
             metrics, phase = {**metrics, "phase": phase}, ""  # the user has a metric of this name
         numbers = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         counts = (_whole(epoch), _whole(epochs), _whole(step), _whole(steps))
-        made = StepReport(*counts, numbers, bool(epoch_end), at, phase)
+        made = StepReport(*counts, numbers, bool(epoch_end), at, phase, self.waited())
         if made.epoch_end:
             self._send_end(made)
         else:
@@ -255,6 +266,10 @@ class Reporter:
         while self._holding.wait() and not self._closing.wait(_FLUSH_AFTER):
             self._holding.clear()  # before the flush: a report held later sets it again
             self.flush()
+
+
+def _unknown() -> None:
+    return None
 
 
 def _number(value: Any) -> float | None:

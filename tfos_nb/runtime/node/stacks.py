@@ -31,6 +31,7 @@ __all__ = [
     "NO_ANSWER",
     "AskStacks",
     "Frame",
+    "HostFigures",
     "StacksTaken",
     "frames_of_main",
     "no_answer",
@@ -40,6 +41,7 @@ __all__ = [
 
 _PIPE, _NAME = "ask-for-stacks", "stacks-"
 _WITHIN, _LOOK_EVERY, _QUIET = 1.0, 0.02, 0.06  # seconds
+_MEASURED = 0.3  # seconds over which the host's figures are means
 _MOST = 256 << 10  # bytes of a text
 _FRAME = re.compile(r'^ {2}File "(.*)", line (\d+) in (.*)$')
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
@@ -59,12 +61,24 @@ class AskStacks:
 
 @message
 @dataclass(frozen=True)
+class HostFigures:
+    """What a host does: its CPU in percent of all its ``cpus``, and bytes a second on its network."""
+
+    cpu_percent: float
+    cpus: int
+    received: float
+    sent: float
+
+
+@message
+@dataclass(frozen=True)
 class StacksTaken:
     """From a supervisor: the stacks of its process.
 
     ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
     letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
-    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent.
+    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent. ``host``
+    is what the host did while the process was asked.
     """
 
     node: str
@@ -72,6 +86,7 @@ class StacksTaken:
     text: str = ""
     state: str = ""
     memory_pressure: float = 0.0
+    host: HostFigures | None = None
 
 
 class Frame(NamedTuple):
@@ -100,12 +115,46 @@ def _write_when_asked(pipe: int, file: int) -> None:
 
 
 def take_stacks(node: str, number: int, pid: int, directory: str) -> StacksTaken:
-    """Ask a process for its stacks; waits for a second at most."""
+    """Ask a process for its stacks; waits for a second at most, and for :data:`_MEASURED` seconds at least."""
+    host, since = _HostCounters.now(), time.monotonic()
     before = _state_of(pid)
     text = _answer(directory) if before not in ("", "T", "Z") else ""
     if not text and (tool := shutil.which("py-spy")):
         text = _of_py_spy(tool, pid)
-    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure())
+    if (left := since + _MEASURED - time.monotonic()) > 0:
+        threading.Event().wait(left)
+    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure(), _HostCounters.now().since(host))
+
+
+@dataclass(frozen=True)
+class _HostCounters:
+    """The host's counters at a moment: seconds of all CPUs, of these the busy ones, and bytes."""
+
+    at: float
+    total: float
+    busy: float
+    received: int
+    sent: int
+
+    @classmethod
+    def now(cls) -> _HostCounters:
+        import psutil
+
+        times, network = psutil.cpu_times(), psutil.net_io_counters()
+        total = (
+            sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        )  # Linux counts these twice
+        busy = total - times.idle - getattr(times, "iowait", 0.0)
+        received, sent = (network.bytes_recv, network.bytes_sent) if network is not None else (0, 0)
+        return cls(time.monotonic(), total, busy, received, sent)
+
+    def since(self, before: _HostCounters) -> HostFigures:
+        import psutil
+
+        seconds, total = max(self.at - before.at, 1e-3), self.total - before.total
+        percent = 100 * (self.busy - before.busy) / total if total > 0 else 0.0
+        received, sent = self.received - before.received, self.sent - before.sent
+        return HostFigures(percent, psutil.cpu_count() or 1, received / seconds, sent / seconds)
 
 
 def _answer(directory: str) -> str:

@@ -176,6 +176,7 @@ class TensorFlowProcess:
         from tfos_nb.runtime.program import setup
 
         note = setup.patch_keras_fit()
+        self._reporter.waited = setup.waited
         if self._job.settings.get("autolog", True):
             log_dir = self._log_dir if self._is_board_node else ""
             setup.autolog(self._reporter.step, self._signals.stopping, log_dir)

@@ -7,6 +7,7 @@ import os
 
 from tfos_nb.runtime.datasets.tuning import tune_no_devices
 from tfos_nb.runtime.keras import fit
+from tfos_nb.runtime.keras.collective_wait import measure_waits, waited
 from tfos_nb.runtime.keras.distributed_datasets import cut_of, divide_datasets
 from tfos_nb.runtime.keras.own_loops import patch_own_loops
 from tfos_nb.runtime.keras.progress import autolog, progress_callback
@@ -16,7 +17,7 @@ from tfos_nb.runtime.keras.versions import uses_tf_keras
 from tfos_nb.runtime.program.strategies import refuse_what_fails
 from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
 
-__all__ = ["FIT_HOOKS", "autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
+__all__ = ["FIT_HOOKS", "autolog", "keep_fits", "patch_keras_fit", "progress_callback", "waited"]
 
 FIT_HOOKS = FitHooks(cut_of, fit.iterator_of, fit.build_early, fit.count_from)
 """Facts about the patched Keras that ``keep_fits`` needs."""
@@ -38,5 +39,6 @@ def patch_keras_fit() -> str:
     if uses_tf_keras(os.environ) and importlib.util.find_spec("tf_keras") is not None:
         patch_legacy_arrays()
     write_files_once()
+    measure_waits()
     tune_no_devices()
     return note

@@ -52,6 +52,8 @@ def _trouble(node: NodeState, median: float | None, silent: float) -> str:
         return "stuck"
     if node.loss is not None and math.isnan(node.loss):
         return NO_NUMBER
+    if node.slow:
+        return "slow"
     rate = node.rows_per_second
     return "slow" if rate is not None and median is not None and rate < SLOW_BELOW * median else ""
 

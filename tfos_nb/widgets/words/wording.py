@@ -287,6 +287,9 @@ def _say_running(state: ClusterState, counting: bool) -> str:
     stuck = [node for node in state.nodes if node.stuck]
     if stuck:
         return f"{said}. Nothing moves: {'; '.join(f'{node.node} {node.detail}' for node in stuck[:_STUCK])}."
+    slow = [node for node in state.nodes if node.slow]
+    if slow and not counting:
+        return f"{said}. {'. '.join(f'{node.node} {node.detail}' for node in slow[:_STUCK])}."
     if troubled:
         node, wrong = troubled[0]
         if wrong == NO_NUMBER:

@@ -1,0 +1,89 @@
+"""Which workers are slow, by how long each waits for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfos_nb.driver.hangs.stragglers import Mark, Straggler, Stragglers, say_slow
+from tfos_nb.runtime.node.stacks import HostFigures, StacksTaken
+
+
+class Training:
+    """Workers whose own parts of a step are these seconds; the steps wait for the slowest one."""
+
+    def __init__(self) -> None:
+        self.stragglers = Stragglers()
+        self.at, self.steps = 0.0, 0
+        self.waited: dict[str, float] = {}
+
+    def run(self, steps: int, seconds: Mapping[str, float], network: float = 0.0) -> tuple[Straggler, ...]:
+        step = max(seconds.values()) + network
+        for _ in range(steps):
+            self.at, self.steps = self.at + step, self.steps + 1
+            for name, own in seconds.items():
+                self.waited[name] = self.waited.get(name, 0.0) + step - own
+            marks = {name: Mark(self.at, self.steps, self.waited[name]) for name in seconds}
+            found = self.stragglers.take(marks)
+        return found
+
+
+def test_the_worker_for_which_the_others_wait_is_slow_until_it_is_as_fast_as_they() -> None:
+    training, alike = Training(), {"chief:0": 0.2, "worker:0": 0.25, "worker:1": 0.22}
+    assert training.run(50, alike) == ()
+    assert training.run(15, {**alike, "worker:1": 1.0}) == (), "for 20 steps"
+    (slow,) = training.run(10, {**alike, "worker:1": 1.0})
+    assert (slow.node, round(slow.own), slow.median < 0.3) == ("worker:1", 1, True)
+    assert training.run(15, alike) == (slow,), "it stays slow for as long"
+    assert training.run(10, alike) == ()
+
+
+def test_nothing_is_compared_before_all_have_come() -> None:
+    stragglers = Stragglers()
+    assert [stragglers.take({}) for _ in range(3)] == [()] * 3
+
+
+def test_one_long_step_makes_no_worker_slow() -> None:
+    training, alike = Training(), {"worker:0": 0.2, "worker:1": 0.2}
+    for _ in range(5):
+        assert training.run(30, alike) == ()
+        assert training.run(1, {**alike, "worker:0": 20.0}) == (), "the chief saves"
+
+
+def test_what_the_network_takes_is_nobodys() -> None:
+    assert Training().run(100, {"worker:0": 0.10, "worker:1": 0.12}, network=1.0) == ()
+    assert Training().run(100, {"worker:0": 0.1, "worker:1": 0.3}, network=1.0) == (), "a sixth of the step"
+
+
+def test_a_worker_that_started_again_is_compared_anew() -> None:
+    training, slow = Training(), {"worker:0": 0.2, "worker:1": 1.0}
+    assert training.run(30, slow)
+    training.steps, training.waited = 3, {}
+    assert training.run(10, slow) == ()
+    assert training.run(20, slow)
+    assert training.run(1, {**slow, "worker:2": 1.0}) == ()
+
+
+@given(st.lists(st.floats(0.08, 0.12), min_size=2, max_size=9), st.floats(0.0, 1.0))
+def test_workers_that_are_alike_are_not_slow(own: list[float], network: float) -> None:
+    assert Training().run(80, {f"worker:{index}": one for index, one in enumerate(own)}, network) == ()
+
+
+@given(st.lists(st.floats(0.1, 0.2), min_size=1, max_size=9), st.floats(0.8, 5.0))
+def test_the_one_that_is_much_slower_is_found_among_any_number(own: list[float], slow: float) -> None:
+    workers = {f"worker:{index}": one for index, one in enumerate(own)}
+    assert [one.node for one in Training().run(80, {**workers, "chief:0": slow})] == ["chief:0"]
+
+
+def test_it_is_told_what_it_does_and_what_its_host_does() -> None:
+    found = Straggler("worker:1", 0.9, 0.3)
+    assert say_slow(found, None) == "is slow: its own part of a step is 90%, that of the others 30%"
+    text = 'Thread (main) 0x01 (most recent call first):\n  File "/home/ann/train.py", line 7 in augment'
+    host = HostFigures(97.4, 4, 3 << 20, 1 << 19)
+    taken = StacksTaken("worker:1", 1, text, "S", 12.0, host)
+    assert say_slow(found, taken) == (
+        "is slow: its own part of a step is 90%, that of the others 30%; it is in your program, line 7 of train.py, in "
+        "augment; its host: CPU 97 % of 4, memory pressure 12 %, network 3.0 MiB/s in and 0.5 MiB/s out"
+    )
