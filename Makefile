@@ -79,12 +79,15 @@ docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
 	@echo "The site is in build/docs/index.html"
 
+# Those that are run both with and without a warm process, and the others.
+LOSSES := $(patsubst %,tests/end_to_end/test_%.py,failures recovery replacement)
+FAULTS := $(patsubst %,tests/end_to_end/test_%.py,schedules scaling lost_slots)
+
 .PHONY: test-faults
 test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at every bad moment, then at random for MINUTES (2)
-	@$(BIN)/python -m pytest -m "not browser" tests/test_schedules.py tests/test_failures.py tests/test_recovery.py \
-	    tests/test_replacement.py tests/test_scaling.py tests/runtime/node/test_supervisor.py tests/driver/test_lost_slots.py \
+	@$(BIN)/python -m pytest -m "not browser" $(FAULTS) $(LOSSES) tests/runtime/node/test_supervisor.py \
 	    tests/pipeline/test_keras_estimator.py::test_a_fit_goes_on_without_a_lost_host $(ARGS)
-	@$(BIN)/python -m pytest -m "not browser" --cold tests/test_failures.py tests/test_recovery.py tests/test_replacement.py $(ARGS)
+	@$(BIN)/python -m pytest -m "not browser" --cold $(LOSSES) $(ARGS)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --min-workers 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.test_stop import until
+from tests.end_to_end.test_stop import until
 from tfos_nb import launch
 from tfos_nb.cluster import Cluster
 from tfos_nb.driver.cluster_controller import ClusterController

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.test_stop import interrupt_when
+from tests.end_to_end.test_stop import interrupt_when
 from tfos_nb import errors, launch
 from tfos_nb.runtime.control import wire
 

@@ -19,8 +19,8 @@ import pytest
 import termcolor
 
 from tests.conftest import ENVIRONMENT, RunScript
+from tests.end_to_end.test_failures import is_alive
 from tests.runtime.node.test_warm_process import servers
-from tests.test_failures import is_alive
 from tests.waiting import until
 from tfos_nb.runtime.node import python_daemon
 from tfos_nb.runtime.node.python_daemon import VARIABLE, wanted

@@ -112,7 +112,7 @@ def test_a_wrong_place_is_refused(record: Any, told: str) -> None:
 KERNEL = textwrap.dedent(
     """
     import tfos_nb
-    from tests.test_run_records import counting_slowly
+    from tests.end_to_end.test_run_records import counting_slowly
 
     cluster = tfos_nb.launch(counting_slowly, {"loss": 1.0}, workers=1, input_mode="tensorflow", model_dir="m")
     print(cluster.id, flush=True)
