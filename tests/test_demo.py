@@ -1,4 +1,4 @@
-"""The command behind ``make demo``, with small notebooks in real kernels; test_notebooks.py has the quickstart."""
+"""The command behind ``make demo``, with small notebooks in real kernels; tests/notebooks has the quickstart."""
 
 from __future__ import annotations
 

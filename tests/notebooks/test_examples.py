@@ -24,7 +24,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.conftest import ENVIRONMENT
 from tfos_nb.spark.java import find_java
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 EXAMPLES = CHECKOUT / "notebooks/examples"
 NAMES = [
     "mnist",

@@ -1,4 +1,4 @@
-"""The notebooks as a user runs them: a kernel of its own, a local Spark, TensorFlow processes."""
+"""The quickstart and the tour of panel and TensorBoard: a kernel of their own, a local Spark, TensorFlow processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nbconvert import HTMLExporter
 from sklearn.datasets import load_digits
 
 from tests.conftest import ENVIRONMENT
-from tests.executed import executed
+from tests.notebooks.executed import executed
 from tfos_nb.demo import OUTCOME
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/01_quickstart.ipynb"
 TOUR = CHECKOUT / "notebooks/02_panel_and_tensorboard.ipynb"
 EPOCHS = 15

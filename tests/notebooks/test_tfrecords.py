@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.executed import executed
+from tests.notebooks.executed import executed
 
 pytestmark = pytest.mark.slow
 

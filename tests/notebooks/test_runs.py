@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.executed import executed
+from tests.notebooks.executed import executed
 
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/09_runs.ipynb"

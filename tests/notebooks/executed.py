@@ -14,7 +14,7 @@ from tests.conftest import ENVIRONMENT
 
 __all__ = ["executed"]
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 
 
 def executed(notebook: Path, folder: Path, seconds: float, **variables: str) -> Any:

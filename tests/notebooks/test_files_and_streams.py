@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.executed import executed
+from tests.notebooks.executed import executed
 
 pytestmark = pytest.mark.slow
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/07_files_and_streams.ipynb"
 RUN_SECONDS = 400
 

@@ -9,8 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.executed import executed
-from tests.pipeline.test_notebook import said
+from tests.notebooks.executed import executed
+from tests.notebooks.test_batch_inference import said
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.executed import executed
+from tests.notebooks.executed import executed
 
 pytestmark = pytest.mark.slow
 
