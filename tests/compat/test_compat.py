@@ -381,7 +381,7 @@ def wait_for(reached: Any) -> None:
         threading.Event().wait(0.1)
 
 
-@pytest.mark.slow  # tests/strategies trains with parameter servers and a chief
+@pytest.mark.slow  # tests/end_to_end/strategies trains with parameter servers and a chief
 @pytest.mark.parametrize(("nodes", "master"), [(3, "master"), (2, "chief")])
 def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
     spark: SparkSession, nodes: int, master: str

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.strategies.programs import refusal
+from tests.end_to_end.strategies.programs import refusal
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
 from tfos_nb.spark.session import slots_busy

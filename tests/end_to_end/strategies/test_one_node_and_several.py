@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.strategies.programs import refusal
+from tests.end_to_end.strategies.programs import refusal
 from tfos_nb import errors, launch
 
 ROWS, WIDTH = 400, 4
