@@ -15,7 +15,7 @@ import pytest
 
 import tfos_nb
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARTS = (
     *(".ci", "benchmarks", "docs", "jupyter-config", "notebooks", "tests", "tfos_nb"),
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt"),

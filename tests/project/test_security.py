@@ -21,7 +21,7 @@ from tfos_nb import launch
 from tfos_nb.runtime.control.processes import private_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 
-ROOT = Path(__file__).parents[1] / "tfos_nb"
+ROOT = Path(__file__).parents[2] / "tfos_nb"
 # They undo what Spark's own closure has brought, in the process that it was meant for.
 UNPICKLES = {"runtime/code/payload.py", "runtime/code/custom_objects.py"}
 LOADERS = {"loads", "load", "Unpickler", "read_pickle"}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import RunScript
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MOST_MODULES = 15
 NOTEBOOK = ("IPython", "anywidget", "ipykernel", "ipywidgets", "jupyter_server", "sparkmonitor", "traitlets")
 
