@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import tfos_nb
 from tests.conftest import RunScript
-from tests.jupyter.test_serverext import TOKEN, a_server  # noqa: F401 - a fixture
+from tests.jupyter_server import TOKEN, a_server  # noqa: F401 - a fixture
 from tests.magics.conftest import DEADLINE
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.diagnosis import checks, sparks
