@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.driver.test_membership import Cluster, clock, ended, make
+from tests.driver.test_cluster_controller import Cluster, clock, ended, make
 from tfos_nb.runtime.control.lifecycle import (
     Following,
     Moved,

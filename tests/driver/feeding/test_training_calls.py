@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.driver.test_membership import Cluster, clock, ended, make
+from tests.driver.test_cluster_controller import Cluster, clock, ended, make
 from tfos_nb.driver.feed_controller import Feed, FeedController
 from tfos_nb.driver.feeding.training import Call, NodesRestarted
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
