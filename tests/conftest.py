@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from tests import local_cluster
 from tests.local_cluster import PYTHONPATH, QUICK_JAVA
 
+pytest_plugins = ["tests.saved_models"]
 SCRIPT_SECONDS = 180
 os.environ.update(QUICK_JAVA)
 # Most sessions here start no node, or a few: tests of it take this back (test_prewarm.py).

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.pipeline import programs
-from tests.pipeline.conftest import column
+from tests.saved_models import column
 from tests.waiting import until
 from tfos_nb import TFEstimator, TFModel
 from tfos_nb.errors import NodeFailed, PlanError

@@ -8,7 +8,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.linalg import VectorUDT
 
-from tests.pipeline.conftest import close, column
+from tests.saved_models import close, column
 from tfos_nb import TFFeaturizer, featurize
 from tfos_nb.errors import PlanError
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.faults import Killer, its_host
-from tests.pipeline.conftest import column
 from tests.pipeline.programs import build
+from tests.saved_models import column
 from tests.waiting import until
 from tfos_nb import Cluster, KerasEstimator, KerasModel, launch
 from tfos_nb.errors import NodeFailed, PlanError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.pipeline.conftest import close
 from tests.pipeline.own_layers import Plain, Shift, shrunk
+from tests.saved_models import close
 from tfos_nb import KerasEstimator, predict
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.user_classes import own_objects, own_objects_of

@@ -13,7 +13,7 @@ from pyspark.ml.feature import SQLTransformer
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.conftest import SCRIPT_SECONDS
-from tests.pipeline.conftest import close, column
+from tests.saved_models import close, column
 from tests.versions import arrow_udfs
 from tfos_nb import TFModel
 from tfos_nb.errors import PlanError

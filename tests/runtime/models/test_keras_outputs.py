@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.pipeline.conftest import close, column
+from tests.saved_models import close, column
 from tfos_nb import KerasEstimator, KerasModel, TFModel, predict
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task

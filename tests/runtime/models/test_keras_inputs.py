@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.pipeline.conftest import close
+from tests.saved_models import close
 from tfos_nb import KerasEstimator
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.models.keras_inputs import KerasInputs

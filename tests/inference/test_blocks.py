@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from tests.conftest import SCRIPT_SECONDS
-from tests.pipeline.conftest import close, column
+from tests.saved_models import close, column
 from tfos_nb import map_batches, reduce_batches
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from tests.pipeline.conftest import close, column
+from tests.saved_models import close, column
 from tfos_nb import register_udf
 from tfos_nb.errors import PlanError
 
