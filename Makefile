@@ -109,7 +109,7 @@ matrix: $(VENV)/.test ## Run the core tests under other versions of Python, PySp
 
 .PHONY: keras-tests
 keras-tests: $(VENV)/.keras ## Run Keras' own tests on two workers and in one process (hours); ARGS="--only layers/rnn" for some
-	@$(BIN)/python -m tests.keras.upstream $(ARGS)
+	@$(BIN)/python -m tests.keras_parity.upstream $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers

@@ -32,11 +32,11 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CORE = (
-    "tests/keras/test_adapt.py",
-    "tests/keras/test_loops.py",
-    "tests/keras/test_models.py",
-    "tests/keras/test_outside.py",
-    "tests/keras/test_scope.py",
+    "tests/keras_parity/test_adapt.py",
+    "tests/keras_parity/test_loops.py",
+    "tests/keras_parity/test_models.py",
+    "tests/keras_parity/test_outside.py",
+    "tests/keras_parity/test_scope.py",
     "tests/runtime/rows/test_columns.py",
     "tests/runtime/program/test_keras_check.py",
     "tests/runtime/recovery/test_keras_state.py",

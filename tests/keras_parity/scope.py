@@ -1,6 +1,7 @@
 """Models of which a part was made outside of the strategy's scope, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras.scope OUT``. What each case came to, or its error, goes to ``OUT``, a line of JSON.
+Usage: ``python -m tests.keras_parity.scope OUT``. What each case came to, or its error, goes to ``OUT``, a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras.models import rows
-from tests.keras.train import Share
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity.models import rows
+from tests.keras_parity.train import Share
+from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 
 ROWS = 37

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.keras.workers import read_results, run
+from tests.keras_parity.workers import read_results, run
 
 
 def flat(value: Any) -> list[float]:

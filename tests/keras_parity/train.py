@@ -1,8 +1,8 @@
-"""Train the cases of :mod:`tests.keras.models` as one worker of several, or in one process.
+"""Train the cases of :mod:`tests.keras_parity.models` as one worker of several, or in one process.
 
-Usage: ``python -m tests.keras.train OUT ROWS[/BATCH][:NAME,NAME…] …``. Without ``BATCH`` a step has all rows, without
-names all cases are trained. With ``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all.
-What came out goes to ``OUT``, a line of JSON for each case.
+Usage: ``python -m tests.keras_parity.train OUT ROWS[/BATCH][:NAME,NAME…] …``. Without ``BATCH`` a step has all rows,
+without names all cases are trained. With ``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has
+all. What came out goes to ``OUT``, a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from tests.keras import models
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity import models
+from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.feed.batching import Pass, Shares
 from tfos_nb.runtime.feed.ledger import FeedSchema

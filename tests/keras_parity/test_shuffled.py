@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.shuffled import BATCH, EPOCHS, ROWS, WEIGHTS, Y
-from tests.keras.workers import read_results, run
+from tests.keras_parity.shuffled import BATCH, EPOCHS, ROWS, WEIGHTS, Y
+from tests.keras_parity.workers import read_results, run
 
 OF_WHOLE_BATCHES = ("batches shuffled", "batches by number", "batches by threads")
 IN_THE_SAME_ORDER = ("not shuffled", "seeded arrays")

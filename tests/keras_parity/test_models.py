@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.workers import read_results, run
+from tests.keras_parity.workers import read_results, run
 
 ROWS = "37"
 """Two workers have 19 and 18 of them, three have 13, 12 and 12."""

@@ -1,7 +1,7 @@
 """Training loops of one's own over fed rows, as one worker of several, or in one process.
 
-Usage: ``python -m tests.keras.loops OUT ROWS/BATCH …``. With ``TF_CONFIG`` it is one worker and has its share of the
-rows. What came out goes to ``OUT``, a line of JSON for each loop.
+Usage: ``python -m tests.keras_parity.loops OUT ROWS/BATCH …``. With ``TF_CONFIG`` it is one worker and has its share of
+the rows. What came out goes to ``OUT``, a line of JSON for each loop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras import models
-from tests.keras.train import Share
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity import models
+from tests.keras_parity.train import Share
+from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 
 EPOCHS = 2

@@ -1,4 +1,4 @@
-"""Keras' own tests under the strategy: ``python -m tests.keras.upstream``, or ``make keras-tests``.
+"""Keras' own tests under the strategy: ``python -m tests.keras_parity.upstream``, or ``make keras-tests``.
 
 The installed Keras brings its tests. Those of what a strategy has a part in (:data:`AREAS`) run in one process, and
 what passes there runs on two workers, with Keras mended as in a node and each test in the strategy's scope. A test's
@@ -398,7 +398,7 @@ optimizers, callbacks and layers in one process. The tests that pass there are r
 same time. So a test that calls `fit` on 10 rows has them cut between the workers, and expects the same loss as in one
 process.
 
-Written by `tests/keras/upstream.py` on {day}, with {versions}.
+Written by `tests/keras_parity/upstream.py` on {day}, with {versions}.
 
 | tests of | files | tests | pass in one process | and on two workers | and not, for a named reason | and not |
 |---|---|---|---|---|---|---|
@@ -442,7 +442,9 @@ def _row(title: str, files: dict[str, Any]) -> str:
 
 def main() -> int:
     """Run the tests, and say what came out."""
-    parser = argparse.ArgumentParser(prog="python -m tests.keras.upstream", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.keras_parity.upstream", description=__doc__.split("\n", 1)[0]
+    )
     parser.add_argument("--only", action="append", help="the files whose names contain this; may be given again")
     parser.add_argument("--anew", action="store_true", help="run what an earlier run has run, too")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and run nothing")

@@ -1,6 +1,6 @@
 """Preprocessing layers that adapt to rows that are shared out, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras.adapt OUT``. What each case came to goes to ``OUT``, a line of JSON.
+Usage: ``python -m tests.keras_parity.adapt OUT``. What each case came to goes to ``OUT``, a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.keras.distributed_datasets import divisible
 

@@ -1,7 +1,7 @@
 """Train on shuffled rows of the program's own, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras.shuffled OUT``. Each case goes to ``OUT``, a line of JSON. The model has one weight for
-each row. A step adds the row's sample weight to it, so that the weights say how often each row was used.
+Usage: ``python -m tests.keras_parity.shuffled OUT``. Each case goes to ``OUT``, a line of JSON. The model has one
+weight for each row. A step adds the row's sample weight to it, so that the weights say how often each row was used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity.workers import as_worker, write_results
 
 if os.environ.get("TF_USE_LEGACY_KERAS"):
     import tf_keras as keras

@@ -1,6 +1,6 @@
 """What a program does outside of a step, in the strategy's scope, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras.outside OUT``. What each case came to goes to ``OUT``, a line of JSON.
+Usage: ``python -m tests.keras_parity.outside OUT``. What each case came to goes to ``OUT``, a line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.keras.workers import as_worker, write_results
+from tests.keras_parity.workers import as_worker, write_results
 
 
 def apply_an_optimizer() -> dict[str, Any]:

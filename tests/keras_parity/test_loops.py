@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.keras.workers import run
+from tests.keras_parity.workers import run
 
 FEW_ROWS = "3/2"
 """Two rows a step: in the second step one of two workers has no row."""

@@ -26,7 +26,7 @@ def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[P
             for index, out in enumerate([*outs, alone]):
                 config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
                 which = json.dumps(config) if out != alone else ""
-                processes.append(start(f"tests.keras.{program}", str(out), *arguments, TF_CONFIG=which))
+                processes.append(start(f"tests.keras_parity.{program}", str(out), *arguments, TF_CONFIG=which))
             said = [process.communicate(DEADLINE)[0] for process in processes]
         finally:
             for process in processes:
