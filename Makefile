@@ -192,12 +192,12 @@ $(VENV)/.browser: $(VENV)/.test
 	@touch $@
 
 # Hadoop's daemons are in the jars that Maven has; what a user installs of Hadoop, its scripts and pages, is not needed.
-$(VENV)/.yarn: $(VENV)/.test tests/clusters/pom.xml
+$(VENV)/.yarn: $(VENV)/.test tests/cluster_managers/pom.xml
 	@$(INSTALL) --editable '.[yarn]' | $(BRIEFLY)
 	@$(call FROM_APT,mvn,maven,The tests on YARN need Maven$(COMMA) which fetches Hadoop)
 	@echo "Fetching Hadoop's jars (90 MB)"
 	@rm -rf $(VENV)/hadoop
-	@mvn --batch-mode --quiet -f tests/clusters/pom.xml dependency:copy-dependencies \
+	@mvn --batch-mode --quiet -f tests/cluster_managers/pom.xml dependency:copy-dependencies \
 	    -DoutputDirectory="$(CURDIR)/$(VENV)/hadoop"
 	@touch $@
 

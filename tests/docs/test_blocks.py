@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from traitlets.config import Config
 
 import tfos_nb
-from tests.clusters.pages import as_written
-from tests.clusters.submit import outcome
+from tests.cluster_managers.pages import as_written
+from tests.cluster_managers.submit import outcome
 from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, CHECKOUT, PAGES, Block, blocks_of

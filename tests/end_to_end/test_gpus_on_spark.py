@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.standalone import standalone_cluster
+from tests.cluster_managers.standalone import standalone_cluster
 from tests.conftest import PYTHONPATH, RunScript
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 

@@ -23,7 +23,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
 
 import tfos_nb
-from tests.clusters.daemons import free_ports
+from tests.cluster_managers.daemons import free_ports
 from tests.records.test_run import a_run
 from tests.waiting import until
 from tfos_nb import errors, launch

@@ -74,7 +74,7 @@ def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
     needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/spark/session.py", "tfos_nb/py.typed"}
     assert needed | {"jupyter-config/jupyter_server_config.d/tfos_nb.json"} <= names
     to_work_with = {"CHANGELOG.md", "Makefile", "constraints.txt", "docs/_toc.yml", "benchmarks/fleet.py"}
-    assert to_work_with | {"tests/conftest.py", "tests/clusters/programs/train_on_shared.py"} <= names
+    assert to_work_with | {"tests/conftest.py", "tests/cluster_managers/programs/train_on_shared.py"} <= names
     assert not [name for name in names if name.endswith(".pyc")]
 
 

@@ -16,10 +16,10 @@ import psutil
 import pyspark
 import pytest
 
-from tests.clusters import daemons
-from tests.clusters.hadoop import Hadoop, hadoop_cluster
-from tests.clusters.pages import as_written
-from tests.clusters.submit import (
+from tests.cluster_managers import daemons
+from tests.cluster_managers.hadoop import Hadoop, hadoop_cluster
+from tests.cluster_managers.pages import as_written
+from tests.cluster_managers.submit import (
     PROGRAMS,
     SECONDS_TO_PACK,
     as_options,

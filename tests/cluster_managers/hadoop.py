@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clusters import daemons
+from tests.cluster_managers import daemons
 from tests.waiting import until
 from tfos_nb.spark.java import find_java
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clusters import daemons
-from tests.clusters.hosts import Network
+from tests.cluster_managers import daemons
+from tests.cluster_managers.hosts import Network
 from tests.conftest import ENVIRONMENT
 from tfos_nb.spark.java import find_java
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.clusters import daemons
-from tests.clusters.submit import as_options
+from tests.cluster_managers import daemons
+from tests.cluster_managers.submit import as_options
 from tests.conftest import ENVIRONMENT
 from tests.local_cluster import ON_LOOPBACK, environment
 

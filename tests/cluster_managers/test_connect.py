@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.connect_server import connect_server
-from tests.clusters.submit import PROGRAMS
+from tests.cluster_managers.connect_server import connect_server
+from tests.cluster_managers.submit import PROGRAMS
 from tests.conftest import ENVIRONMENT
 from tests.versions import SPARK, connect_client
 from tests.waiting import until

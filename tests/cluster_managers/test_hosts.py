@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.daemons import Daemon
-from tests.clusters.hosts import Host, Network, network, why_not
-from tests.clusters.standalone import Standalone, standalone_cluster
-from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
+from tests.cluster_managers.daemons import Daemon
+from tests.cluster_managers.hosts import Host, Network, network, why_not
+from tests.cluster_managers.standalone import Standalone, standalone_cluster
+from tests.cluster_managers.submit import PROGRAMS, as_options, outcome, printed, submitted
 from tests.conftest import PYTHONPATH
 from tests.faults import sum_of_ids
 from tests.waiting import until

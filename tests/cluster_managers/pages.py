@@ -10,8 +10,8 @@ from pathlib import Path
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from tests.clusters import daemons
-from tests.clusters.submit import environment_of
+from tests.cluster_managers import daemons
+from tests.cluster_managers.submit import environment_of
 from tests.docs.reading import BLOCKS, CHECKOUT
 
 

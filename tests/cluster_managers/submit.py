@@ -11,7 +11,7 @@ from typing import Any
 
 import pyspark
 
-from tests.clusters import daemons
+from tests.cluster_managers import daemons
 from tests.conftest import ENVIRONMENT
 from tfos_nb.spark.java import find_java
 

@@ -14,7 +14,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 import tfos_nb
-from tests.clusters.programs.connect_train import ROWS, exact_passes, idle, write_down
+from tests.cluster_managers.programs.connect_train import ROWS, exact_passes, idle, write_down
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.spark.contexts.connect import Connect
 

@@ -13,10 +13,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.clusters import daemons
-from tests.clusters.pages import as_written
-from tests.clusters.standalone import Standalone, standalone_cluster
-from tests.clusters.submit import PROGRAMS, SECONDS_TO_PACK, outcome, printed, runs_in_what_was_shipped
+from tests.cluster_managers import daemons
+from tests.cluster_managers.pages import as_written
+from tests.cluster_managers.standalone import Standalone, standalone_cluster
+from tests.cluster_managers.submit import PROGRAMS, SECONDS_TO_PACK, outcome, printed, runs_in_what_was_shipped
 from tests.conftest import PYTHONPATH
 from tests.docs.reading import CHECKOUT
 from tests.versions import connect_client
