@@ -12,10 +12,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from tests.widgets.reprs.test_reprs import KERNEL
+from tests.widgets.reprs.test_runs import ERROR, a_run, several
 from tests.widgets.test_html import NASTY
 from tests.widgets.test_panel import Wire
-from tests.widgets.test_reprs import KERNEL
-from tests.widgets.test_runs import ERROR, a_run, several
 from tfos_nb.errors import PlanError
 from tfos_nb.records.run import Run, to_json
 from tfos_nb.records.runs import Runs, runs

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.widgets.reprs.test_reprs import shown
 from tests.widgets.test_html import NASTY, Page
-from tests.widgets.test_reprs import shown
 from tfos_nb.records.run import Process, Run, to_json
 from tfos_nb.records.runs import Runs, runs
 from tfos_nb.state.training_curve import Point
