@@ -1,0 +1,1 @@
+"""TensorFlowOnSpark's names and programs mean here what they mean there."""

@@ -1,0 +1,1 @@
+"""Runs and models in MLflow, on a real tracking server."""

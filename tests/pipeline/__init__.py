@@ -1,0 +1,1 @@
+"""Estimators and models of Spark ML, fitted and applied on real executors."""

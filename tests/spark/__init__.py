@@ -1,0 +1,1 @@
+"""The session, its slots, its Java and its monitor."""

@@ -1,0 +1,1 @@
+"""A cluster at one moment and its history, made from reports."""

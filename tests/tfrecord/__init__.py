@@ -1,0 +1,1 @@
+"""DataFrames as TFRecord files, on real executors, with TensorFlow at the other end."""

@@ -1,0 +1,1 @@
+"""The driver's port, the messages through it, and the processes at its ends: nothing is lost, no stranger gets in."""

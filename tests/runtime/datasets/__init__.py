@@ -1,0 +1,1 @@
+"""Rows and files as a ``tf.data.Dataset``: batches, shapes and even shares."""

@@ -1,0 +1,1 @@
+"""GPUs, memory and output of a process."""

@@ -1,0 +1,1 @@
+"""Rows that want answers from a running ``main``, and their answers in their order."""

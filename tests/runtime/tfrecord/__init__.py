@@ -1,0 +1,1 @@
+"""TFRecord files without TensorFlow, byte for byte what TensorFlow reads and writes."""

@@ -1,0 +1,1 @@
+"""The scripts that draw charts in a page."""
