@@ -1,7 +1,7 @@
 """Simulated nodes, many in a process: each with a connection and a stream of its own to a real door, and no TensorFlow.
 
 A node says what a supervisor says, in the same messages: it reserves, comes up, sends heartbeats with a step's report,
-writes lines, obeys Stop and Farewell. :class:`Fleet` is the other end: it starts the processes, orders, and listens.
+writes lines, obeys Stop and EndNode. :class:`Fleet` is the other end: it starts the processes, orders, and listens.
 Between the two go lines of JSON, through pipes.
 """
 
@@ -195,7 +195,7 @@ class _Node:
 
     async def _obey(self, data: bytes) -> None:
         from tfos_nb.runtime.control import wire
-        from tfos_nb.runtime.control.lifecycle import Farewell, MainReturned, NodeEnded, Stop
+        from tfos_nb.runtime.control.lifecycle import EndNode, MainReturned, NodeEnded, Stop
 
         if len(data) > 4096 or b"Start" in data[:24]:  # as many addresses as nodes: real ones read it on their own CPU
             self._started = True
@@ -207,7 +207,7 @@ class _Node:
             if message.grace > 0:
                 await self.send(MainReturned(self.name, b""))
                 return
-        if isinstance(message, (Stop, Farewell)):
+        if isinstance(message, (Stop, EndNode)):
             await self.send(NodeEnded(self.name, 0, None, ""))
             await self._call.done_writing()
 

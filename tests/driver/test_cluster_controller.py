@@ -17,10 +17,10 @@ from tfos_nb.driver import cluster_controller as controller_module
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.door import Attendance, Door, DoorClient
+from tfos_nb.runtime.control.door import Door, DoorClient, DoorStream
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
-    Farewell,
+    EndNode,
     FeedPlace,
     MainRaised,
     MainReturned,
@@ -50,7 +50,7 @@ class Cluster:
         self.clock = clock
         self.door = Door(self.controller, host="127.0.0.1", bind="127.0.0.1")
         self.client = DoorClient(self.door.open())
-        self.streams: dict[str, Attendance] = {}
+        self.streams: dict[str, DoorStream] = {}
 
     def reserve(self, *nodes: str, port: int = 1000) -> None:
         for number, node in enumerate(nodes):
@@ -563,7 +563,7 @@ def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
         thread.start()
     cluster.until(lambda: cluster.clock.said == 400)
     assert all(cluster.controller.logs(name) == [str(number) for number in range(20)] for name in names)
-    cluster.controller.send(Farewell())
+    cluster.controller.send(EndNode())
     for thread in threads:
         thread.join(SECONDS)
 

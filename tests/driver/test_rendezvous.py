@@ -352,7 +352,7 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
     assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1"]
     coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
     assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
-    assert (coordinated.controller.membership.taken_in, coordinated.controller.replaced["worker:2"].through) == (
+    assert (coordinated.controller.membership.admitted, coordinated.controller.replaced["worker:2"].through) == (
         ["worker:2"],
         3,
     )

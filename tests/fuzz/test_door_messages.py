@@ -23,7 +23,7 @@ from tests.runtime.control.test_door import raw_channel
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.parallel import _Handler
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Door, DoorAddress, DoorClient, DoorStream, Link
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp, Refused, Reservation
 from tfos_nb.runtime.control.placement import QUESTIONS, AskPlaces
 from tfos_nb.runtime.control.plan import ClusterPlan
@@ -60,9 +60,9 @@ class Site:
         finally:
             cluster.close()
 
-    def attend(self) -> Attendance:
+    def attend(self) -> DoorStream:
         """Open a stream as a node does, but for a limited time: a door that never hangs up is seen."""
-        return Attendance(partial(self.channel.stream_stream(ATTEND), timeout=SECONDS), self.token)
+        return DoorStream(partial(self.channel.stream_stream(ATTEND), timeout=SECONDS), self.token)
 
     def ask(self, question: bytes) -> bytes | grpc.StatusCode:
         """Ask in bytes; the answer, or with what the door refused."""
@@ -85,7 +85,7 @@ def site() -> Iterator[Site]:
     site.close()
 
 
-def ended(stream: Attendance) -> None:
+def ended(stream: DoorStream) -> None:
     """Hang up, and wait until the door has done so too."""
     stream.end()
     list(stream)
@@ -110,7 +110,7 @@ class Cluster:
         self.until(lambda: {state.status for state in self.controller.snapshot()[:2]} == self._standing)
         self.feed = self.controller.feeds.begin(1, False, 1, 1)
 
-    def _reserved(self, node: str, port: int) -> Attendance:
+    def _reserved(self, node: str, port: int) -> DoorStream:
         stream = self._site.attend()
         stream.send(Reservation(node, "10.0.0.1", port, "0", 0, 77))
         self.until(lambda: node not in self.controller.missing)

@@ -28,7 +28,7 @@ from tfos_nb.runtime.control.processes import Channel, read_frame
 from tfos_nb.runtime.control.reports import FeedStatus, ReportBox, StepReport
 from tfos_nb.runtime.node.process import Exited, NodeProcess
 from tfos_nb.runtime.node.warm_process import Fork
-from tfos_nb.runtime.recovery.memory_state import _HEAD, _WHOLE, LastState, Moment, StateMemory
+from tfos_nb.runtime.recovery.memory_state import _HEAD, _WHOLE, LastState, StateMemory, StateVersion
 
 SECONDS = 20.0
 
@@ -187,9 +187,9 @@ def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
     """Cut off anywhere, or with its head not yet written: as it is when a process is killed while it writes."""
     last = LastState(memory.places)
     last.clear()
-    last.put(Moment(1), 10, older)
+    last.put(StateVersion(1), 10, older)
     before = content_of(last.newest())
-    last.put(Moment(2), 20, newer, b"the rest")
+    last.put(StateVersion(2), 20, newer, b"the rest")
     place = max(memory.places, key=lambda place: Path(place).read_bytes()[:16])
     with open(place, "r+b") as file:
         whole = file.read()
@@ -220,5 +220,5 @@ def test_memory_with_whatever_in_it_is_a_state_that_fits_together_or_none(
     if state is not None:
         for part, (name, shape) in zip(state.data, state.index, strict=True):
             assert np.frombuffer(part, name).reshape(shape).dtype.hasobject is False
-    last.put(Moment(5), 5, [np.arange(3)])  # and it does not keep the next ones from being kept
+    last.put(StateVersion(5), 5, [np.arange(3)])  # and it does not keep the next ones from being kept
     assert content_of(last.newest()) is not None

@@ -42,7 +42,7 @@ from tfos_nb.driver.membership.events import (
     HeartbeatReceived,
     HeartbeatTimedOut,
     MessageReceived,
-    NewsRead,
+    PendingRead,
     Planned,
     RestartAll,
     RestartWith,
@@ -225,7 +225,7 @@ class ClusterController:
 
     def _hear(self, node: str, message: Any) -> None:
         member = self.membership.members[node]
-        self._refuse_pretence(node, message)
+        self._check_sender(node, message)
         self._figures[node].heard_at = time.monotonic()
         if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
             self._take(node, message)  # any other message is of the generation before
@@ -235,7 +235,7 @@ class ClusterController:
         if not isinstance(message, _NEWS):
             self.changed.notify_all()
 
-    def _refuse_pretence(self, node: str, message: Any) -> None:
+    def _check_sender(self, node: str, message: Any) -> None:
         """Refuse a node's message about another node; only a coordinator may report its workers' progress."""
         spoken_of = getattr(message, "node", node)
         coordinates = isinstance(message, WorkerThrough) and node == str(self.membership.plan.chief_node)
@@ -418,12 +418,12 @@ class ClusterController:
     def take_to_resubmit(self) -> list[str]:
         """Return the absent nodes that have neither a task nor a supervisor any more, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsRead(to_resubmit=True))) if self.membership.to_resubmit else []
+            return list(self._apply(PendingRead(to_resubmit=True))) if self.membership.to_resubmit else []
 
     def take_late(self) -> list[str]:
         """Return the late nodes that a coordinator has admitted, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsRead(late=True))) if self.membership.taken_in else []
+            return list(self._apply(PendingRead(late=True))) if self.membership.admitted else []
 
     def continue_without_missing(self) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
@@ -580,16 +580,16 @@ class ClusterController:
             return self.membership.changing
 
     @property
-    def has_late_news(self) -> bool:
+    def has_late_pending(self) -> bool:
         """Whether nodes can join or leave, or have been admitted."""
         with self.changed:
-            return bool(self.membership.taken_in or self.membership.changing)
+            return bool(self.membership.admitted or self.membership.changing)
 
     @property
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether nodes can join or leave, have been admitted, or must be requested from Spark."""
         with self.changed:
-            return bool(self.membership.taken_in or self.membership.changing or self.membership.to_resubmit)
+            return bool(self.membership.admitted or self.membership.changing or self.membership.to_resubmit)
 
     @property
     def unread(self) -> bool:

@@ -19,7 +19,7 @@ from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.runtime.control.door import Door, DoorAddress
-from tfos_nb.runtime.control.lifecycle import Farewell, Stop
+from tfos_nb.runtime.control.lifecycle import EndNode, Stop
 from tfos_nb.runtime.inference.serving import COMPUTED_LATE
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
@@ -198,7 +198,7 @@ class ClusterLifecycle:
             if error is None and self._bring_back():
                 continue
             with self._changed:
-                unchanged = not self._controller.has_late_news
+                unchanged = not self._controller.has_late_pending
                 if error is None and (unchanged or self._outcome.failing or self._controller.all_returned):
                     return None
                 if error is not None and not self._outcome.may_go_on:
@@ -240,7 +240,7 @@ class ClusterLifecycle:
         if not self._outcome.wait_for(lambda: self._controller.all_reserved, timeout):
             return self._outcome.rendezvous_timeout(timeout, self._address)
         controller = self._controller
-        self._outcome.wait_for(lambda: controller.all_returned or controller.has_news, None)
+        self._outcome.wait_for(lambda: controller.all_returned or controller.has_pending, None)
         return self._outcome.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
@@ -269,7 +269,7 @@ class ClusterLifecycle:
             self._stopped = True  # when a stop is requested later, every main has returned: nothing is left to stop
             grace = self._stop_politely(stop)
         else:
-            self._controller.dismiss(Farewell())
+            self._controller.dismiss(EndNode())
         with self._changed:
             self._changed.wait_for(lambda: self._controller.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor. Only then is the process gone and the slot free.
@@ -310,7 +310,7 @@ class ClusterLifecycle:
                 self._changed.wait_for(lambda: not self._controller.saving or self._outcome.at_once)
                 self._changed.wait_for(lambda: self._controller.all_through or self._outcome.at_once, _AFTER_SAVING)
         if not self._outcome.at_once:
-            self._controller.send(Farewell())
+            self._controller.send(EndNode())
         return max(0.0, deadline - time.monotonic())
 
     def _finish(self, error: TfosError | None) -> None:

@@ -141,7 +141,7 @@ class RelayedDoor(Door):
     """
 
     def __init__(self, handler: DoorHandler, spark: SparkSession) -> None:
-        super().__init__(_Patient(handler, self), host=_HERE, bind=_HERE)
+        super().__init__(_PausingHandler(handler, self), host=_HERE, bind=_HERE)
         self._spark = spark
         self._jobs = SparkJobs(spark, f"tfos_nb-relay-{uuid.uuid4().hex[:12]}")
         self._carrier: Carrier | None = None
@@ -204,7 +204,7 @@ class RelayedDoor(Door):
         return bytes(job.result[0].answer)
 
 
-class _Patient:
+class _PausingHandler:
     """DoorHandler whose time limits are not checked while the exchanges with the relay are late."""
 
     def __init__(self, handler: DoorHandler, door: RelayedDoor) -> None:

@@ -35,7 +35,7 @@ from tfos_nb.runtime.models.checkpoint_model import files_of
 from tfos_nb.runtime.models.model import Use, check_directory, check_file, is_saved_model
 from tfos_nb.runtime.models.model_cache import SentModel, Source, StoredModel
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
-from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, LookTask, ModelLook
+from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, ModelLook, SignatureTask
 from tfos_nb.runtime.models.signature import ModelUnusable, Signature
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, slots_busy
@@ -191,7 +191,7 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
     """
     jobs = SparkJobs(spark, f"tfos_nb-inference-{uuid.uuid4().hex[:8]}")
     with functions_with_tensorflow(spark):
-        action = spark.range(0, 1, 1, 1).mapInArrow(LookTask(source), LOOK_SCHEMA).collect
+        action = spark.range(0, 1, 1, 1).mapInArrow(SignatureTask(source), LOOK_SCHEMA).collect
     job = jobs.run(action, f"tfos_nb: look at the model {name}")
     try:
         ended = job.done.wait(_LOOK_SECONDS)

@@ -92,7 +92,7 @@ class Served(Protocol):
 
 
 @dataclass(frozen=True)
-class _Past:
+class _EndedCluster:
     """State and last lines of a cluster that has ended, kept after another one was started.
 
     The cluster itself, with its results and history, can then be freed when no variable refers to it.
@@ -104,7 +104,7 @@ class _Past:
     tensorboard_socket: str = ""
 
     @classmethod
-    def of(cls, cluster: Served) -> _Past:
+    def of(cls, cluster: Served) -> _EndedCluster:
         """Return the final state and last lines of a cluster."""
         state = cluster.snapshot()
         lines: dict[str, Sequence[LogLine]] = {}
@@ -142,7 +142,7 @@ class _Past:
 
 
 @dataclass
-class _Board:
+class _LocalTensorBoard:
     """A TensorBoard beside the kernel, the time of its last request, and the number of its current requests."""
 
     board: TensorBoard
@@ -160,7 +160,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._clusters: dict[str, Served] = {}
-        self._boards: dict[str, _Board] = {}  # by log directory, the most recently used one last
+        self._boards: dict[str, _LocalTensorBoard] = {}  # by log directory, the most recently used one last
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._links = AccessLinks()
         self._port: int | None = None
@@ -183,7 +183,7 @@ class Endpoint:
                 del self._clusters[old.id]
                 connection.forget(old.id)
             for old in ended[-_ENDED_KEPT:]:
-                self._clusters[old.id] = old if isinstance(old, _Past) else _Past.of(old)
+                self._clusters[old.id] = old if isinstance(old, _EndedCluster) else _EndedCluster.of(old)
             self._clusters[cluster.id] = cluster
             connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
 
@@ -377,11 +377,11 @@ class Endpoint:
         finally:
             one.serving, one.asked = one.serving - 1, time.monotonic()
 
-    def _board(self, log_dir: str) -> _Board:
+    def _board(self, log_dir: str) -> _LocalTensorBoard:
         """Return the TensorBoard over a directory. It is started in this thread, because it ends with its thread."""
         one = self._boards.pop(log_dir, None)
         if one is None or one.board.over:
-            one = _Board(TensorBoard(log_dir), time.monotonic())
+            one = _LocalTensorBoard(TensorBoard(log_dir), time.monotonic())
             one.board.start()
         self._boards[log_dir] = one
         return one

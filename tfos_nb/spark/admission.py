@@ -33,7 +33,7 @@ _LOOK_SECONDS = 1.0
 _SAY_AFTER = 5.0
 """Seconds after which the user is informed that a fit waits."""
 
-_lines: dict[Hashable, _Line] = {}
+_lines: dict[Hashable, _FitQueue] = {}
 _lines_lock = threading.Lock()
 
 
@@ -63,7 +63,7 @@ class Need:
 class Place:
     """One fit's place among the fits that run or wait. It ends with the block of :func:`admitted`."""
 
-    def __init__(self, line: _Line, need: Need, total: int) -> None:
+    def __init__(self, line: _FitQueue, need: Need, total: int) -> None:
         self._line = line
         self.need = need
         self.total = total
@@ -84,7 +84,7 @@ class Place:
         return self._line.feeders(self)
 
 
-class _Line:
+class _FitQueue:
     """The fits of one Spark application: those that run, and those that wait, in order."""
 
     def __init__(self) -> None:
@@ -148,9 +148,9 @@ class _Line:
             return max((place.total - nodes) // fits, 1)
 
 
-def _line_of(spark: SparkSession) -> _Line:
+def _line_of(spark: SparkSession) -> _FitQueue:
     with _lines_lock:
-        return _lines.setdefault(context_of(spark).key, _Line())
+        return _lines.setdefault(context_of(spark).key, _FitQueue())
 
 
 @contextlib.contextmanager

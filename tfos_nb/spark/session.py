@@ -45,7 +45,7 @@ from tfos_nb.spark.java import find_java
 from tfos_nb.spark.monitor import PORT, listener
 from tfos_nb.spark.slots import (
     Busy,
-    Room,
+    SlotCounts,
     Slots,
     check_dynamic_allocation,
     check_local_python,
@@ -62,7 +62,7 @@ __all__ = [
     "LOG_CONF",
     "Busy",
     "Job",
-    "Room",
+    "SlotCounts",
     "Slots",
     "SparkJobs",
     "active_session",
@@ -456,7 +456,7 @@ class SparkJobs:
         cancel = partial(self._context.in_time, partial(self._context.cancel_stage, stage, reason))
         threading.Thread(target=cancel, name=f"tfos_nb cancels stage {stage}", daemon=True).start()
 
-    def room(self, job: Job[Any]) -> Room | None:
+    def room(self, job: Job[Any]) -> SlotCounts | None:
         """Return the slots that Spark has for the tasks of a job; None if it does not answer."""
         return self._context.in_time(partial(room_for, self._context, job.description))
 

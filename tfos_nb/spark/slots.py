@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Busy",
-    "Room",
+    "SlotCounts",
     "Slots",
     "check_dynamic_allocation",
     "check_local_python",
@@ -171,7 +171,7 @@ def places_beside_exchanges(spark: SparkSession) -> int:
 
 
 @dataclass(frozen=True)
-class Room:
+class SlotCounts:
     """Slots for the tasks of one job: how many of its tasks run, and which stages hold the ``total`` slots."""
 
     running: int
@@ -190,14 +190,14 @@ class Room:
         return self.total > 0 and are_nodes(self.stages)
 
 
-def room_for(context: Context, description: str) -> Room:
+def room_for(context: Context, description: str) -> SlotCounts:
     """Return the slots for the tasks of a job that uses the default profile."""
     stages = context.busy()
     cpus = int(context.setting("spark.task.cpus", "1"))
     gpus = float(context.setting("spark.task.resource.gpu.amount", "0"))
     held = sum(max(math.ceil(one.cpus / cpus), math.ceil(one.gpus / gpus) if gpus else 0) for one in stages)
     running = sum(one.tasks for one in stages if one.description == description)
-    return Room(running, context.places(None), held, stages)
+    return SlotCounts(running, context.places(None), held, stages)
 
 
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:

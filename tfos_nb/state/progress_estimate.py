@@ -23,15 +23,15 @@ class _Mark(NamedTuple):
     ended: int  # number of ended epochs, including their validations and callbacks
 
 
-class _Way(NamedTuple):
+class _Interval(NamedTuple):
     """Difference between one mark and a later one."""
 
     seconds: float = 0.0
     epochs: float = 0.0
     ends: int = 0
 
-    def plus(self, other: _Way) -> _Way:
-        return _Way(self.seconds + other.seconds, self.epochs + other.epochs, self.ends + other.ends)
+    def plus(self, other: _Interval) -> _Interval:
+        return _Interval(self.seconds + other.seconds, self.epochs + other.epochs, self.ends + other.ends)
 
 
 class ProgressEstimate:
@@ -51,9 +51,9 @@ class ProgressEstimate:
     def _forget(self) -> None:
         self._last: _Mark | None = None
         self._epochs = 0
-        self._steps: deque[_Way] = deque(maxlen=_KEPT)  # only training steps
-        self._between: deque[_Way] = deque(maxlen=_KEPT)  # ends of epochs (``ends`` > 0) and starts of epochs
-        self._closing = _Way()  # the current end of an epoch
+        self._steps: deque[_Interval] = deque(maxlen=_KEPT)  # only training steps
+        self._between: deque[_Interval] = deque(maxlen=_KEPT)  # ends of epochs (``ends`` > 0) and starts of epochs
+        self._closing = _Interval()  # the current end of an epoch
         self._evaluated_meanwhile = False  # whether there was an evaluation since the last mark
         self._evaluating_since: float | None = None
         self._evaluated = 0.0
@@ -90,10 +90,10 @@ class ProgressEstimate:
         return _Mark(report.time, float(before), before) if self._last is None else None
 
     def _go(self, last: _Mark, mark: _Mark) -> None:
-        way = _Way(mark.time - last.time, mark.position - last.position, mark.ended - last.ended)
+        way = _Interval(mark.time - last.time, mark.position - last.position, mark.ended - last.ended)
         if way.ends:
             _keep(self._between, self._closing.plus(way), _AT_LEAST)
-            self._closing = _Way()
+            self._closing = _Interval()
         elif _is_end(last):
             _keep(self._between, way, _AT_LEAST)
         elif self._evaluated_meanwhile:
@@ -141,7 +141,7 @@ class ProgressEstimate:
         left = for_steps * (self._epochs - last.position) + opening * to_open
         return left + closing * to_close - (min(gone, closing) if to_close else 0.0)
 
-    def _for_closing(self, for_steps: float, closings: _Way) -> float | None:
+    def _for_closing(self, for_steps: float, closings: _Interval) -> float | None:
         if closings.ends:
             return max(0.0, closings.seconds - for_steps * closings.epochs) / closings.ends
         if self._evaluating_since is None:
@@ -154,7 +154,7 @@ def _is_end(mark: _Mark) -> bool:
     return mark.position == mark.ended and mark.ended > 0
 
 
-def _keep(ways: deque[_Way], way: _Way, least: int) -> None:
+def _keep(ways: deque[_Interval], way: _Interval, least: int) -> None:
     """Append ``way``, and drop the oldest ones beyond the last ``_OF_LATE`` seconds, but keep at least ``least``."""
     ways.append(way)
     seconds = sum(one.seconds for one in ways)
@@ -162,8 +162,8 @@ def _keep(ways: deque[_Way], way: _Way, least: int) -> None:
         seconds -= ways.popleft().seconds
 
 
-def _sum(ways: Iterable[_Way]) -> _Way:
-    total = _Way()
+def _sum(ways: Iterable[_Interval]) -> _Interval:
+    total = _Interval()
     for way in ways:
         total = total.plus(way)
     return total

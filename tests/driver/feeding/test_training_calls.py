@@ -15,7 +15,7 @@ from tfos_nb.driver.feeding.training import Call, NodesRestarted
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.control.lifecycle import Farewell, FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
+from tfos_nb.runtime.control.lifecycle import EndNode, FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
 
 __all__ = ["clock", "make"]
@@ -168,7 +168,7 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
     assert broken_off.ledger.closed == (not kept)
     assert controller.current is broken_off
     assert broken_off.progress.rows == 10
-    coordinated.controller.dismiss(Farewell())
+    coordinated.controller.dismiss(EndNode())
     for feed in feeds:
         assert controller.asked(StillFed(feed.number)) is False, "a task that asks late hears that it is over"
     if kept:

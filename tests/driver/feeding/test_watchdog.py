@@ -10,7 +10,7 @@ import pytest
 
 from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
 from tfos_nb.spark.contexts.pending_slots import Busy, PendingSlots, expect
-from tfos_nb.spark.slots import Room
+from tfos_nb.spark.slots import SlotCounts
 
 TIMEOUT = 10.0
 
@@ -113,12 +113,12 @@ class Spark:
         self.done = SimpleNamespace(is_set=lambda: self.over)
         nodes = Busy("nodes", 2, 2, 0)
         expect(PendingSlots("nodes", 2, 1, 0, lambda: 0, lambda: 0, lambda: self.over))
-        self.found: Room | None = Room(0, 2, 2, (nodes,))
+        self.found: SlotCounts | None = SlotCounts(0, 2, 2, (nodes,))
 
     def monotonic(self) -> float:
         return self.now
 
-    def room(self, job: Any) -> Room | None:
+    def room(self, job: Any) -> SlotCounts | None:
         self.asked += 1
         return self.found
 
@@ -155,15 +155,17 @@ def test_where_nodes_hold_all_slots_one_is_wanted_and_in_the_end_it_is_said_once
 
 
 def test_what_others_run_comes_to_its_end_by_itself(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
-    spark_of.found = Room(0, 2, 2, (Busy("nodes", 1, 1, 0), Busy("a query", 1, 1, 0)))
+    spark_of.found = SlotCounts(0, 2, 2, (Busy("nodes", 1, 1, 0), Busy("a query", 1, 1, 0)))
     assert waited(spark_of, 30) == ""
     assert spark_of.wanted == 0
     assert "1 of 'nodes', 1 of 'a query'" in caplog.text
 
 
-@pytest.mark.parametrize("room", [Room(1, 2, 2, ()), Room(0, 3, 2, ()), None], ids=["runs", "free", "unknown"])
+@pytest.mark.parametrize(
+    "room", [SlotCounts(1, 2, 2, ()), SlotCounts(0, 3, 2, ()), None], ids=["runs", "free", "unknown"]
+)
 def test_what_runs_or_can_run_is_waited_for(
-    spark_of: Spark, room: Room | None, caplog: pytest.LogCaptureFixture
+    spark_of: Spark, room: SlotCounts | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark_of.found = room
     assert waited(spark_of, 30) == ""
@@ -176,7 +178,7 @@ def test_while_rows_move_nobody_is_asked(spark_of: Spark) -> None:
 
 
 def test_without_any_executor_the_timeout_counts(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
-    spark_of.found = Room(0, 0, 0, ())
+    spark_of.found = SlotCounts(0, 0, 0, ())
     told = waited(spark_of, 30)
     assert told.startswith("the rows of epoch 2 waited 10 s for Spark, which has no executor any more")
     assert spark_of.wanted == 0

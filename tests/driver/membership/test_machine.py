@@ -21,7 +21,7 @@ from tfos_nb.driver.membership.events import (
     HeartbeatReceived,
     HeartbeatTimedOut,
     MessageReceived,
-    NewsRead,
+    PendingRead,
     Planned,
     RestartAll,
     RestartWith,
@@ -38,7 +38,7 @@ from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.driver.membership.members import TRANSITIONS, Member
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
-    Farewell,
+    EndNode,
     FeedPlace,
     Following,
     MainRaised,
@@ -73,7 +73,7 @@ def state_of(membership: Membership) -> Any:
         membership.restarts_left,
         [(str(one.error), one.node, one.collateral, one.lost) for one in membership.failures],
         membership.replaced,
-        membership.taken_in,
+        membership.admitted,
         membership.to_resubmit,
         membership.feed_places,
         [str(one.node) for one in membership.present],
@@ -328,13 +328,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(late=st.booleans(), to_resubmit=st.booleans())
     def the_news_are_taken_up(self, late: bool, to_resubmit: bool) -> None:
-        self.apply(NewsRead(late, to_resubmit))
+        self.apply(PendingRead(late, to_resubmit))
 
     @precondition(lambda self: len(self.events) > 20)
     @rule()
     def all_are_dismissed(self) -> None:
         self.dismissed = True
-        self.apply(StopSent(Farewell()))
+        self.apply(StopSent(EndNode()))
 
     # --- what holds ---
 
@@ -373,7 +373,7 @@ class Lives(RuleBasedStateMachine):
         assert len(journal) <= 8
         assert state_of(replay(journal)) == state_of(self.membership)
         assert state_of(replay(pickle.loads(pickle.dumps(journal)))) == state_of(self.membership)
-        self.apply(StopSent(Farewell()))
+        self.apply(StopSent(EndNode()))
         self.apply(AllDropped())
         assert self.membership.all_gone, "every supervisor was done without"
         self.apply(Ended())

@@ -15,7 +15,7 @@ import pytest
 from tests.runtime.feed.test_transfer import batch_of, driver_of, ids_of_partition, send
 from tests.waiting import until
 from tfos_nb.runtime.control import admission
-from tfos_nb.runtime.control.admission import Strangers
+from tfos_nb.runtime.control.admission import UnauthenticatedPeers
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer
@@ -50,7 +50,7 @@ def hung_up(connection: socket.socket, seconds: float = SECONDS) -> bool:
 
 
 def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
-    strangers = Strangers(server.place.port)
+    strangers = UnauthenticatedPeers(server.place.port)
     with ExitStack() as stack:
         [stranger] = connected(server, stack)
         assert until(lambda: strangers.look(100.0) == 0 and len(strangers._since) == 1, SECONDS)
@@ -64,7 +64,7 @@ def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
 def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_FEWEST", 3)
     monkeypatch.setattr(admission, "_most_descriptors", lambda: 12)
-    strangers = Strangers(server.place.port)
+    strangers = UnauthenticatedPeers(server.place.port)
     with ExitStack() as stack:
         first = connected(server, stack, 2)
         assert until(lambda: strangers.look(1.0) == 0 and len(strangers._since) == 2, SECONDS)
@@ -81,7 +81,7 @@ def test_who_has_brought_the_token_stays_as_long_as_it_likes() -> None:
         port = listener.getsockname()[1]
         mine, anothers = (stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(2))
         accepted = [stack.enter_context(listener.accept()[0]) for _ in range(2)]
-        strangers = Strangers(port)
+        strangers = UnauthenticatedPeers(port)
         strangers.has_called(f"ipv4:127.0.0.1:{mine.getsockname()[1]}")
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 1)
         assert hung_up(anothers)
@@ -95,14 +95,14 @@ def test_a_peers_address_is_understood_however_grpc_writes_it(written: str) -> N
         listener = stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
         client = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
         stack.enter_context(listener.accept()[0])
-        strangers = Strangers(listener.getsockname()[1])
+        strangers = UnauthenticatedPeers(listener.getsockname()[1])
         strangers.has_called(written.format(client.getsockname()[1]))
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 0)
 
 
 def test_who_leaves_by_itself_while_it_is_hung_up_on_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as never_connected:
-        strangers = Strangers(1)
+        strangers = UnauthenticatedPeers(1)
         monkeypatch.setattr(strangers, "_connections", lambda: [(("10.0.0.7", 1), never_connected)])
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 1)
 
@@ -139,11 +139,11 @@ def test_a_node_that_has_no_descriptor_left_can_still_hang_up() -> None:
 
 FULL = """
 import os, resource, socket, time
-from tfos_nb.runtime.control.admission import Strangers
+from tfos_nb.runtime.control.admission import UnauthenticatedPeers
 
 listener = socket.create_server(("127.0.0.1", 0))
 port = listener.getsockname()[1]
-strangers = Strangers(port)
+strangers = UnauthenticatedPeers(port)
 clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
 held = [listener.accept()[0] for _ in clients]
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))

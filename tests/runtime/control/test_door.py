@@ -18,7 +18,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control import admission, wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
-from tfos_nb.runtime.control.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
+from tfos_nb.runtime.control.lifecycle import EndNode, FeedPlace, NodeJob, Refused, Reservation, Stop
 from tfos_nb.runtime.feed.feed_task import FeedTask
 from tfos_nb.runtime.feed.transfer import FeedTicket, NodeStream
 from tfos_nb.runtime.node.spark_task import NodeTask
@@ -145,7 +145,7 @@ def test_who_has_no_token_is_not_heard(
     address: DoorAddress, handler: RecordingHandler, method: str, metadata: Any
 ) -> None:
     with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-        call(channel, method, wire.encode(Farewell()), metadata)
+        call(channel, method, wire.encode(EndNode()), metadata)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert handler.calls == []
 
@@ -183,7 +183,7 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
         assert until(lambda: len(still_open(strangers)) <= 40, SECONDS)
         assert until(lambda: not still_open(strangers), SECONDS)
         with DoorClient(address) as client:
-            assert client.ask(Farewell()) == Farewell()
+            assert client.ask(EndNode()) == EndNode()
 
 
 def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch:
         stack.callback(door.close)
         client = stack.enter_context(DoorClient(address))
         node = client.attend()
-        node.send(Farewell())
+        node.send(EndNode())
         strangers = [stack.enter_context(raw_channel(address)) for _ in range(3)]
         for stranger in strangers:
             grpc.channel_ready_future(stranger).result(SECONDS)
@@ -203,7 +203,7 @@ def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch:
         for stranger, event in zip(strangers, lost, strict=True):
             stranger.subscribe(lambda state, event=event: state is grpc.ChannelConnectivity.IDLE and event.set())
         assert all(event.wait(SECONDS) for event in lost)
-        assert client.ask(Farewell()) == Farewell()
+        assert client.ask(EndNode()) == EndNode()
         assert not any(name == "left" for name, *_ in handler.calls), "a node's stream may be silent for long"
 
 
@@ -225,7 +225,7 @@ def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, handler: Rec
     other = DoorAddress(address.host, address.port, address.certificate, "f" * 64)
     with DoorClient(other) as client:
         stream = client.attend()
-        stream.send(Farewell())
+        stream.send(EndNode())
         with pytest.raises(TfosError, match="belongs to another cluster"):
             list(stream)
         stream.end()
@@ -312,12 +312,12 @@ def test_an_error_of_the_handler_reaches_the_one_who_asked_and_nobody_else(addre
 def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, handler: RecordingHandler) -> None:
     client = DoorClient(address)
     stream = client.attend()
-    stream.send(Farewell())
+    stream.send(EndNode())
     handler.await_count("arrived", 1)
     client.close()
     handler.await_count("left", 1)
     stream.end()
-    handler.links[0].send(Farewell())  # nobody is there: nothing happens
+    handler.links[0].send(EndNode())  # nobody is there: nothing happens
 
 
 def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
@@ -345,8 +345,8 @@ def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, handler: 
         assert len(threads_of_the_door()) == 1
         assert client.ask("and a question") == "and a question"
         for link in handler.links:
-            link.send(Farewell())
-        assert [next(iter(stream)) for stream in streams] == [Farewell()] * 200
+            link.send(EndNode())
+        assert [next(iter(stream)) for stream in streams] == [EndNode()] * 200
         door.close()
         assert [list(stream) for stream in streams] == [[]] * 200
         assert handler.count("left") == 200

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.runtime.control.lifecycle import Farewell, MainStarted, Start
+from tfos_nb.runtime.control.lifecycle import EndNode, MainStarted, Start
 from tfos_nb.runtime.control.processes import (
     PARENT_VARIABLE,
     Channel,
@@ -130,10 +130,10 @@ def test_a_signal_has_its_name(code: int, name: str | None) -> None:
 
 def test_frames_come_back_in_order_and_end_with_none() -> None:
     stream = io.BytesIO()
-    for message in (Farewell(), {"a": 1}, b"x" * 100_000):
+    for message in (EndNode(), {"a": 1}, b"x" * 100_000):
         write_frame(stream, message)
     stream.seek(0)
-    assert [read_frame(stream) for _ in range(4)] == [Farewell(), {"a": 1}, b"x" * 100_000, None]
+    assert [read_frame(stream) for _ in range(4)] == [EndNode(), {"a": 1}, b"x" * 100_000, None]
 
 
 @pytest.mark.parametrize("kept", [1, 7, 8, 9])

@@ -26,7 +26,7 @@ from tfos_nb.driver.relaying import Carrier, check_relay
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
-from tfos_nb.runtime.control.lifecycle import Farewell
+from tfos_nb.runtime.control.lifecycle import EndNode
 from tfos_nb.runtime.control.processes import read_frame
 from tfos_nb.runtime.control.relay import Exchange, ExchangeTask, Frames, RelayPlace, Taken
 
@@ -100,7 +100,7 @@ def test_strangers_at_a_relay_take_no_more_of_the_driver_than_it_has(monkeypatch
 
 def answers(client: DoorClient) -> bool:
     try:
-        return bool(client.ask(Farewell()) == Farewell())
+        return bool(client.ask(EndNode()) == EndNode())
     except grpc.RpcError:
         return False
 

@@ -12,8 +12,8 @@ from tfos_nb.runtime.feed.pass_schedule import (
     Command,
     Discard,
     Forget,
+    ForgetOrder,
     Free,
-    LeaveBehind,
     PassSchedule,
     Seal,
     Tell,
@@ -54,7 +54,7 @@ class Schedules(RuleBasedStateMachine):
                     del self.kept[feed]
                 case Discard(feed):
                     assert feed in self.kept
-                case LeaveBehind(feed):
+                case ForgetOrder(feed):
                     assert self.running is not None
                     assert feed < self.running.feed, "its positions may be asked for"
 
@@ -242,7 +242,7 @@ def test_what_a_later_call_does_not_need_is_given_up_when_its_rows_are_read() ->
         assert (turn, commands) == (Turn(2, number), ())
         assert turn is not None
         schedule.done(turn, 10)
-    assert schedule.take() == (Turn(4, 1), (Discard(1), Free(1), LeaveBehind(2)))
+    assert schedule.take() == (Turn(4, 1), (Discard(1), Free(1), ForgetOrder(2)))
     assert schedule.take() == (Turn(4, 2), ())
 
 

@@ -290,7 +290,7 @@ def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
 
 
 def test_a_node_that_goes_on_names_the_state_and_counts_from_it(node: Node) -> None:
-    node.queue.come_again()
+    node.queue.begin_generation()
     node.queue.resume(2, "00000002-0001-000004")
     node.feed(1, 0, 10)
     assert len(node.take()) == 10

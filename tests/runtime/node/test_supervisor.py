@@ -15,7 +15,7 @@ from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door
-from tfos_nb.runtime.control.lifecycle import Farewell, NodeJob
+from tfos_nb.runtime.control.lifecycle import EndNode, NodeJob
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import kill_group, start_module, write_frame
 from tfos_nb.runtime.control.reports import Heartbeat
@@ -79,7 +79,7 @@ class Node:
         return self.controller.snapshot()[0]
 
     def close(self) -> None:
-        self.controller.dismiss(Farewell())
+        self.controller.dismiss(EndNode())
         try:
             self.supervisor.wait(20)
         finally:

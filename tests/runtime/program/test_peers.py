@@ -32,7 +32,7 @@ BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 def served(tmp_path: Path) -> LocalFeed:
     """A worker whose predecessor has been through three passes, with the fourth one's rows."""
     queue = RowQueue("worker:1", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
-    queue.take_place(3)
+    queue.skip_passes(3)
     queue.begin(FeedBegins(1, 1, False))
     queue.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
     queue.feed_rows(1).accept(0, ((0, BATCH.num_rows),), BATCH)

@@ -44,7 +44,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
     def begin(number: int) -> RowQueue:
         queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
         if number > 1:
-            queue.come_again()
+            queue.begin_generation()
         flavour.Model.fit = own
         keep_fits(LastState(memory.places), queue, lambda: None, SaveRequest(), generation=number, workers=1)
         return queue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tfos_nb.runtime.recovery.memory_state import LastState, Moment, StateMemory
+from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory, StateVersion
 
 
 @pytest.fixture
@@ -34,12 +34,14 @@ def test_the_later_of_two_states_is_read(memory: StateMemory) -> None:
     assert last.newest() is None
     for epoch in (1, 2, 3):
         last.put(
-            Moment(epoch), epoch + 10, [np.full((2, 2), epoch, "float32"), np.array(7, "int64"), np.zeros((0, 3), bool)]
+            StateVersion(epoch),
+            epoch + 10,
+            [np.full((2, 2), epoch, "float32"), np.array(7, "int64"), np.zeros((0, 3), bool)],
         )
     assert values(last) == [[[3.0, 3.0], [3.0, 3.0]], 7, []]
     state = last.newest()
     assert state is not None
-    assert (state.moment, state.passes) == (Moment(3), 13)
+    assert (state.moment, state.passes) == (StateVersion(3), 13)
     last.clear()
     assert last.newest() is None
 
@@ -47,7 +49,7 @@ def test_the_later_of_two_states_is_read(memory: StateMemory) -> None:
 def test_a_state_outlives_its_writer(memory: StateMemory) -> None:
     program = (
         "import sys, os, numpy as np; from tfos_nb.runtime.recovery.memory_state import *; "
-        "LastState(sys.argv[1:]).put(Moment(5), 4, [np.arange(3.0)]); os.kill(os.getpid(), 9)"
+        "LastState(sys.argv[1:]).put(StateVersion(5), 4, [np.arange(3.0)]); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, *memory.places], check=False)
     assert values(LastState(memory.places)) == [[0.0, 1.0, 2.0]]
@@ -59,8 +61,8 @@ class Killed(Exception):
 
 def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     last = LastState(memory.places)
-    last.put(Moment(1), 1, [np.arange(3.0)])
-    last.put(Moment(2), 2, [np.arange(4.0)])
+    last.put(StateVersion(1), 1, [np.arange(3.0)])
+    last.put(StateVersion(2), 2, [np.arange(4.0)])
 
     def torn(file: object, data: memoryview) -> None:
         os.write(file.fileno(), data[: len(data) // 2])  # type: ignore[attr-defined]
@@ -68,7 +70,7 @@ def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, mo
 
     monkeypatch.setattr("tfos_nb.runtime.recovery.memory_state._write", torn)
     with pytest.raises(Killed):
-        last.put(Moment(3), 3, [np.arange(5.0)])
+        last.put(StateVersion(3), 3, [np.arange(5.0)])
     assert values(last) == [[0.0, 1.0, 2.0, 3.0]]
 
 
@@ -76,7 +78,7 @@ def test_numbers_that_numpy_has_from_tensorflow_are_kept(memory: StateMemory) ->
     import tensorflow as tf
 
     last = LastState(memory.places)
-    last.put(Moment(1), 1, [tf.constant([1.5, -2.0], tf.bfloat16).numpy()])
+    last.put(StateVersion(1), 1, [tf.constant([1.5, -2.0], tf.bfloat16).numpy()])
     assert values(last) == [[1.5, -2.0]]
 
 

@@ -38,7 +38,7 @@ class NodesRestarted(Exception):
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _OutsideJobGroup:
     """Spark action that continues when its streaming query is stopped, so that its batch is fed to the end."""
 
     action: Callable[[], Any]
@@ -162,7 +162,7 @@ class Training:
         """Run the Spark job of a feed; leaving the block cancels what was not read."""
         action = feed_job(data, feed, self.door)
         if feed.place.batch is not None:
-            action = _Apart(action)
+            action = _OutsideJobGroup(action)
         job = self.jobs.run(action, f"tfos_nb cluster {self.outcome.name}: {what}", self.outcome.wake)
         try:
             yield job

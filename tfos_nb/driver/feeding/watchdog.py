@@ -9,7 +9,7 @@ from typing import Any
 
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import Feed
-from tfos_nb.spark.session import Job, Room, SparkJobs
+from tfos_nb.spark.session import Job, SlotCounts, SparkJobs
 
 __all__ = ["FeedWatchdog", "WithoutSlot"]
 
@@ -126,7 +126,7 @@ class WithoutSlot:
         )
 
 
-def _said(room: Room) -> str:
+def _said(room: SlotCounts) -> str:
     if not room.total:
         return "it has no executor now"
     runs = ", ".join(f"{one.tasks} of '{one.description}'" for one in room.stages)

@@ -27,7 +27,7 @@ __all__ = [
     "HeartbeatReceived",
     "HeartbeatTimedOut",
     "MessageReceived",
-    "NewsRead",
+    "PendingRead",
     "Planned",
     "RestartAll",
     "RestartWith",
@@ -147,7 +147,7 @@ class ContinueWithout:
 
 
 @dataclass(frozen=True)
-class NewsRead:
+class PendingRead:
     """The owner has read the list of late nodes that were admitted, or of nodes without a task."""
 
     late: bool = False

@@ -46,7 +46,7 @@ from tfos_nb.driver.membership.events import (
     HeartbeatReceived,
     HeartbeatTimedOut,
     MessageReceived,
-    NewsRead,
+    PendingRead,
     RestartAll,
     RestartWith,
     RowsFedAgain,
@@ -138,7 +138,7 @@ class Membership:
         Since the last rendezvous, the first one first.
     replaced : dict of str to Replaced
         Replacements of lost nodes whose rows have not been fed again yet.
-    taken_in : list of str
+    admitted : list of str
         Late nodes that a coordinator has admitted since this was last read.
     fed_names : list of str
         The names of the nodes that the cluster counts on and that are fed, in their order.
@@ -153,7 +153,7 @@ class Membership:
         self.restarts_left = restarts
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
-        self.taken_in: list[str] = []
+        self.admitted: list[str] = []
         self.to_resubmit: list[str] = []
         self.feed_places: dict[str, FeedPlace] = {}
         self.dismissed = False
@@ -188,7 +188,7 @@ class Membership:
             RestartAll: self._restart_all,
             RestartWith: self._restart_with,
             ContinueWithout: self._continue_without,
-            NewsRead: self._news_read,
+            PendingRead: self._news_read,
             RowsFedAgain: self._rows_fed_again,
             Aborted: self._aborted,
             EvaluatorsTimedOut: self._evaluators_timed_out,
@@ -544,7 +544,7 @@ class Membership:
         self._count_on_late([worker])
         self._do(DescribeRows((name,)))  # a coordinator asks for rows as soon as it has admitted a worker
         self.replaced[name] = Replaced(worker.through, self.rendezvous)
-        self.taken_in.append(name)
+        self.admitted.append(name)
 
     def _heartbeat_received(self, event: HeartbeatReceived) -> None:
         one = self.members[event.node]
@@ -888,11 +888,11 @@ class Membership:
             one = self.members[name]
             one.left_slot, one.pending = not event.hold, True
 
-    def _news_read(self, event: NewsRead) -> list[str]:
+    def _news_read(self, event: PendingRead) -> list[str]:
         """Return the names that were asked for, and clear those lists."""
-        taken = (self.taken_in if event.late else []) + (self.to_resubmit if event.to_resubmit else [])
+        taken = (self.admitted if event.late else []) + (self.to_resubmit if event.to_resubmit else [])
         if event.late:
-            self.taken_in = []
+            self.admitted = []
         if event.to_resubmit:
             self.to_resubmit = []
         return taken

@@ -2,8 +2,8 @@
 
 Any process that reaches a port can connect to it. It is a stranger until it has finished the TLS handshake and sent the
 token. Each connection uses a file descriptor of the listening process. The driver, which is a notebook's kernel, keeps
-some for itself, with a limit in gRPC. Arrow Flight passes no such option to its gRPC, so :class:`Strangers` guards a
-node's port for rows.
+some for itself, with a limit in gRPC. Arrow Flight passes no such option to its gRPC, so :class:`UnauthenticatedPeers`
+guards a node's port for rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
 
-__all__ = ["Strangers", "descriptors_left", "make_room", "raise_descriptors", "server_options"]
+__all__ = ["UnauthenticatedPeers", "descriptors_left", "make_room", "raise_descriptors", "server_options"]
 
 _HANDSHAKE_SECONDS = 20  # thousands of nodes that come at once wait for each other's; gRPC's own limit is 120
 _IDLE_SECONDS = 60
@@ -78,7 +78,7 @@ def raise_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, within_reason), hard))
 
 
-class Strangers:
+class UnauthenticatedPeers:
     """Peers connected to a port of this process that have not made a call with the token.
 
     :meth:`look` disconnects those that were silent for too long, and the oldest ones if they are too many.

@@ -6,7 +6,7 @@
     ─────────────                                          ──────
     supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ DoorHandler.arrived / received / left
     FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ DoorHandler.asked
-    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelEntrance (tfos_nb.runtime.control.tunnel)
+    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelListener (tfos_nb.runtime.control.tunnel)
 
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
 256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
@@ -39,7 +39,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import server_options
 from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.processes import host_and_port
-from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEntrance
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelListener
 
 __all__ = [
     "ASK",
@@ -182,7 +182,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._links: set[Link] = set()
-        self._mouth: TunnelEntrance | None = None
+        self._mouth: TunnelListener | None = None
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
@@ -192,9 +192,9 @@ class Door:
         return DoorAddress(self._host, port, self._identity.certificate, self._token)
 
     def open_tunnel(self, path: str, ask: Callable[[OpenTunnel], bool], timeout: float = 10.0) -> None:
-        """Listen on a unix socket whose connections come out at a node: see :class:`TunnelEntrance`. At most once."""
+        """Listen on a unix socket whose connections come out at a node: see :class:`TunnelListener`. At most once."""
         assert self._loop is not None, "the door is open"
-        self._mouth = TunnelEntrance(path, ask)
+        self._mouth = TunnelListener(path, ask)
         asyncio.run_coroutine_threadsafe(self._mouth.open(), self._loop).result(timeout)
 
     def close_tunnel(self, timeout: float = 10.0) -> None:
@@ -375,9 +375,9 @@ class DoorClient:
         """Ask the driver; return its answer."""
         return wire.decode(self._ask(wire.encode(question), timeout=timeout, metadata=self._metadata))
 
-    def attend(self) -> Attendance:
+    def attend(self) -> DoorStream:
         """Open this node's stream."""
-        return Attendance(self._channel.stream_stream(ATTEND), self._metadata)
+        return DoorStream(self._channel.stream_stream(ATTEND), self._metadata)
 
     def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
         """Open the stream of bytes that the driver asked for by this number."""
@@ -396,7 +396,7 @@ class DoorClient:
         self.close()
 
 
-class Attendance:
+class DoorStream:
     """The executor's end of one node's stream: iterate over it for the driver's messages."""
 
     def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:

@@ -3,7 +3,7 @@
 ::
 
     TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Moved, StateWanted, Stop, Farewell,
+    TF process ◀──Start, Moved, StateWanted, Stop, EndNode,
                   feed messages───────────────────────────────── supervisor ◀──these, StartAgain────────────── driver
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tfos_nb.runtime.control.wire import message
 
 __all__ = [
-    "Farewell",
+    "EndNode",
     "FeedPlace",
     "Following",
     "MainRaised",
@@ -234,7 +234,7 @@ class Saving:
 class MainReturned:
     """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.control.wire.encode_result`.
 
-    ``serves`` says that it left a server on the node's address, which peers may use until :class:`Farewell`. ``read``
+    ``serves`` says that it left a server on the node's address, which peers may use until :class:`EndNode`. ``read``
     says that it asked for rows that ``train`` feeds.
     """
 
@@ -282,5 +282,5 @@ class Stop:
 
 @message
 @dataclass(frozen=True)
-class Farewell:
+class EndNode:
     """All is done; the process may end. Until then it stays, since its peers may still need it."""

@@ -2,7 +2,7 @@
 
 ::
 
-    kernel's web server ── unix socket ──▶ TunnelEntrance (driver, in the door's loop)
+    kernel's web server ── unix socket ──▶ TunnelListener (driver, in the door's loop)
                                                │ OpenTunnel(number), on the node's stream
                                                ▼
     TensorBoard ◀── TCP, loopback ── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
@@ -29,7 +29,7 @@ from typing import Protocol
 
 from tfos_nb.runtime.control.wire import message
 
-__all__ = ["OpenTunnel", "TunnelEnd", "TunnelEntrance"]
+__all__ = ["OpenTunnel", "TunnelEnd", "TunnelListener"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class OpenTunnel:
 
 
 @dataclass(eq=False)
-class _Passage:
+class _TunnelConnection:
     """One connection that waits for its stream, then is spliced with it."""
 
     reader: asyncio.StreamReader
@@ -61,7 +61,7 @@ class _Passage:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class TunnelEntrance:
+class TunnelListener:
     """A unix socket on the driver; every connection to it comes out at the chief's TensorBoard.
 
     Parameters
@@ -76,8 +76,8 @@ class TunnelEntrance:
         self.path = path
         self._ask = ask
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, _Passage] = {}
-        self._open: set[_Passage] = set()
+        self._waiting: dict[int, _TunnelConnection] = {}
+        self._open: set[_TunnelConnection] = set()
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self) -> None:
@@ -96,7 +96,7 @@ class TunnelEntrance:
             os.unlink(self.path)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number, passage = next(self._numbers), _Passage(reader, writer)
+        number, passage = next(self._numbers), _TunnelConnection(reader, writer)
         self._waiting[number] = passage
         self._open.add(passage)
         try:

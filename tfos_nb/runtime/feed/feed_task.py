@@ -154,7 +154,7 @@ class _Waiting:
 
 
 @dataclass
-class _InHand:
+class _UnclaimedRows:
     """Rows that were read but not claimed yet, in their order."""
 
     parts: deque[tuple[int, pa.RecordBatch, int]] = field(default_factory=deque)  # first row, rows, bytes of a row
@@ -187,7 +187,7 @@ def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
     return 1 + int(size_of(batch)) // int(batch.num_rows)
 
 
-class _Known:
+class _RowCheck:
     """Compare rows with those that were fed before the nodes' state was saved."""
 
     def __init__(self, partition: int, rows: ledger.KnownRows) -> None:
@@ -226,7 +226,7 @@ class _PartitionSender:
         here = address_towards(task.door.host, task.door.port)
         answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
         self._places, self._skip = answer.places, answer.skip
-        self._known = [_Known(partition, rows) for rows in answer.known]
+        self._known = [_RowCheck(partition, rows) for rows in answer.known]
         self._local = tuple(node for node, place in answer.places.items() if is_here(place.boot, place.socket))
         self._far = answer.nodes - len(self._local)
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
@@ -234,7 +234,7 @@ class _PartitionSender:
         self._left: set[str] = set()  # nodes that take the rows of another attempt
         self._row = self._claimed = self._seen = 0
         self._row_bytes = 1
-        self._in_hand = _InHand()
+        self._in_hand = _UnclaimedRows()
         self._waiting: defaultdict[str, _Waiting] = defaultdict(_Waiting)
         self._waiting_bytes = 0
         self._sent_at = -math.inf  # the first batch is sent at once

@@ -30,8 +30,8 @@ __all__ = [
     "Discard",
     "FeedState",
     "Forget",
+    "ForgetOrder",
     "Free",
-    "LeaveBehind",
     "PassSchedule",
     "Seal",
     "Tell",
@@ -75,7 +75,7 @@ class Free:
 
 
 @dataclass(frozen=True)
-class LeaveBehind:
+class ForgetOrder:
     """Forget the order of a feed's rows: the program is past them, so no state will be saved in their middle."""
 
     feed: int
@@ -88,7 +88,7 @@ class Forget:
     feed: int
 
 
-Command = Tell | Discard | Seal | Free | LeaveBehind | Forget
+Command = Tell | Discard | Seal | Free | ForgetOrder | Forget
 
 
 class Turn(NamedTuple):
@@ -279,7 +279,7 @@ class PassSchedule:
 
     # --- the position at which a generation begins ---
 
-    def come_again(self) -> None:
+    def begin_generation(self) -> None:
         """Record that this is a later generation: the driver feeds it once it knows the position."""
         self.asked = False
 
@@ -351,7 +351,7 @@ class PassSchedule:
                 yield from _drop(number)
             elif not feed.begins.validates and number != current and (feed.is_over or self._is_unwanted(feed.begins)):
                 feed.past = True
-                yield LeaveBehind(number)
+                yield ForgetOrder(number)
 
     def done(self, turn: Turn, rows: int) -> tuple[Command, ...]:
         """Record that a pass was finished, or was left after ``rows`` rows."""

@@ -121,15 +121,15 @@ class RowQueue:
         with self._changed:  # without telling: it must not wait for a message that is under way
             self._do(self._schedule.stop())
 
-    def take_place(self, passes: int) -> None:
+    def skip_passes(self, passes: int) -> None:
         """Begin after ``passes`` passes, which this node's predecessor finished."""
         with self._changed:
             self.passes_before = passes
 
-    def come_again(self) -> None:
+    def begin_generation(self) -> None:
         """Record that this is a later generation: the driver feeds it once it knows the position."""
         with self._changed:
-            self._schedule.come_again()
+            self._schedule.begin_generation()
 
     # --- what Spark's tasks bring ---
 
@@ -414,7 +414,7 @@ class RowQueue:
                     self._rows[feed].seal()
                 case schedule.Free(feed):
                     self._rows[feed].free()
-                case schedule.LeaveBehind(feed):
+                case schedule.ForgetOrder(feed):
                     self._rows[feed].forget_order()
                 case schedule.Forget(feed):
                     self._forgotten_rows += self._rows.pop(feed).rows_in

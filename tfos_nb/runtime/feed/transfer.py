@@ -33,7 +33,7 @@ import pyarrow.flight as flight
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.admission import Strangers
+from tfos_nb.runtime.control.admission import UnauthenticatedPeers
 from tfos_nb.runtime.control.identity import Identity
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
@@ -126,7 +126,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         self._queues = queues
         self._pool = pool
         self.exchange: Exchange | None = None
-        self.strangers = Strangers(self.port) if identity else None
+        self.strangers = UnauthenticatedPeers(self.port) if identity else None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take one partition's rows from one sender."""

@@ -32,7 +32,7 @@ from tfos_nb.runtime.keras.replicas.replica import (
     of_gradient,
     replica_of_own_loop,
 )
-from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
+from tfos_nb.runtime.keras.stand_in import PlaceholderRows, first_rows, rows_of
 
 __all__ = ["expect_lacking_rows", "patch_own_loops"]
 
@@ -46,7 +46,7 @@ class _Rows:
     """A strategy's placeholder rows, and a flag for each replica that says whether it has rows of its own."""
 
     def __init__(self) -> None:
-        self.stand_in = StandIn()
+        self.stand_in = PlaceholderRows()
         self._flags: dict[int, Any] = {}
         self._lock = threading.Lock()
 

@@ -311,7 +311,7 @@ class _Added:
 
 
 def _saves_state(callback: Any) -> bool:
-    return any(kind.__name__ in ("BackupAndRestore", "KeepsState") for kind in type(callback).__mro__)
+    return any(kind.__name__ in ("BackupAndRestore", "SaveCallback") for kind in type(callback).__mro__)
 
 
 def _wrap(keras: Any, added: _Added) -> str:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["StandIn", "first_rows", "rows_of"]
+__all__ = ["PlaceholderRows", "first_rows", "rows_of"]
 
 
 def rows_of(data: Any) -> Any:
@@ -47,7 +47,7 @@ class _Kept:
         return tf.constant(True)
 
 
-class StandIn:
+class PlaceholderRows:
     """Replace empty batches by a placeholder row.
 
     It keeps one row for each replica and each kind of batch.

@@ -2,7 +2,7 @@
 
 ::
 
-    LookTask     one task before the DataFrame exists: load the model and return its signature
+    SignatureTask     one task before the DataFrame exists: load the model and return its signature
     ScoreTask    one task per partition: apply the model to batches of batch_size rows, whatever Spark's batches are
       .outputs     for an Arrow UDF: Spark sends only the inputs to Python
       __call__     for mapInArrow, where Spark has no Arrow UDFs: Spark sends and receives all columns
@@ -29,7 +29,7 @@ from tfos_nb.runtime.models.signature import ModelUnusable, Signature, described
 from tfos_nb.runtime.rows.batches import rebatched
 from tfos_nb.runtime.rows.ragged import Output
 
-__all__ = ["LOOK_SCHEMA", "LookTask", "ModelLook", "ScoreTask", "partition_id", "take_model"]
+__all__ = ["LOOK_SCHEMA", "ModelLook", "ScoreTask", "SignatureTask", "partition_id", "take_model"]
 
 Array = np.ndarray[Any, Any]
 
@@ -63,7 +63,7 @@ class ModelLook:
 
 
 @dataclass(frozen=True)
-class LookTask:
+class SignatureTask:
     """Spark task that loads a model on an executor and returns its signature."""
 
     source: Source

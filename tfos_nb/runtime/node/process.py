@@ -21,7 +21,7 @@ from tfos_nb.runtime.host.usage import ProcessUse
 from tfos_nb.runtime.node.stacks import StacksTaken, take_stacks
 from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
-__all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of", "environment_to_warm"]
+__all__ = ["Exited", "NodeProcess", "ProcessMessage", "ProcessOutput", "environment_of", "environment_to_warm"]
 
 # Blocks of rows are megabytes in size. With its defaults, glibc returns each one to the system and fetches it again,
 # page by page. That took half of a node's system time while it was fed.
@@ -42,7 +42,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ProcessMessage:
     """A process has sent a message that its supervisor acts on."""
 
     process: NodeProcess
@@ -50,7 +50,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Wrote:
+class ProcessOutput:
     """A process has written lines to its output."""
 
 
@@ -70,7 +70,7 @@ class NodeProcess:
     host : str
         The address by which the other nodes reach it.
     events : queue.SimpleQueue
-        Receives :class:`Exited`, :class:`Heard` and :class:`Wrote`.
+        Receives :class:`Exited`, :class:`ProcessMessage` and :class:`ProcessOutput`.
     pass_on : callable
         Called with each of its messages.
     warm : WarmProcess, optional
@@ -105,7 +105,7 @@ class NodeProcess:
         reports_theirs.close()
         self._channel.send(job)
         assert self._process.stdout is not None
-        self.output = Output(self._process.stdout, lambda: events.put(Wrote()), gpu=bool(job.gpus))
+        self.output = Output(self._process.stdout, lambda: events.put(ProcessOutput()), gpu=bool(job.gpus))
         self._use = ProcessUse(self._process.pid)
         self._gpus = GpuWatch(job.gpus)
         self._reports = ReportBox(reports)
@@ -189,7 +189,7 @@ class NodeProcess:
             for message in self._channel:
                 self._pass_on(message)
                 if isinstance(message, (MainStarted, Saving)):
-                    self._events.put(Heard(self, message))
+                    self._events.put(ProcessMessage(self, message))
         except ValueError as error:  # no later message can be read any more, not even its result
             self._note = f"sent bytes that are not a message ({error}), and was then ended by its supervisor"
             self.kill()

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.runtime.control.lifecycle import (
-    Farewell,
+    EndNode,
     MainStarted,
     NodeJob,
     Refused,
@@ -50,7 +50,7 @@ from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.node.process import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.node.process import Exited, NodeProcess, ProcessMessage, environment_of
 from tfos_nb.runtime.node.stacks import AskStacks
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
@@ -82,7 +82,7 @@ class _DriverGone:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _DriverMessage:
     message: Any
 
 
@@ -252,9 +252,9 @@ class Supervisor:
         """Handle an event; return whether a process is left to supervise."""
         if isinstance(event, Exited) and event.process is self._process:
             return self._report_end(event)
-        if isinstance(event, _Said):
+        if isinstance(event, _DriverMessage):
             return self._obey(event.message)
-        if isinstance(event, Heard) and event.process is self._process:
+        if isinstance(event, ProcessMessage) and event.process is self._process:
             self._heed(event.message)
         return True
 
@@ -289,7 +289,7 @@ class Supervisor:
             return True
         if isinstance(message, Start):
             self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())), self._timeout)
-        if isinstance(message, (Stop, Farewell)):
+        if isinstance(message, (Stop, EndNode)):
             if self._ended:
                 self._take_leave()
                 return False
@@ -300,8 +300,8 @@ class Supervisor:
     def _send_stacks(self, process: NodeProcess, number: int) -> None:
         self._stream.send(process.stacks(number))
 
-    def _limit_life(self, message: Stop | Farewell) -> None:
-        if isinstance(message, Farewell):
+    def _limit_life(self, message: Stop | EndNode) -> None:
+        if isinstance(message, EndNode):
             self._kill_at = time.monotonic() + _AFTER_FAREWELL
             return
         self._kill_at = time.monotonic() + message.grace
@@ -362,7 +362,7 @@ class Supervisor:
         """Turn the driver's messages into events, in a thread of its own."""
         try:
             for message in self._stream:
-                self._events.put(_Said(message))
+                self._events.put(_DriverMessage(message))
         finally:
             self._events.put(_DriverGone())
 

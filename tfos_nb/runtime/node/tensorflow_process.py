@@ -4,7 +4,7 @@ A warm process forks it for its supervisor (:mod:`tfos_nb.runtime.node.superviso
 ``python -m tfos_nb.runtime.node.tensorflow_process``. It has one socket for messages and one for reports. If TensorFlow
 is not imported yet, it is imported while the other nodes of the cluster still start.
 
-The process stays after ``main`` has returned, until the driver sends ``Farewell``: its peers may still need its server.
+The process stays after ``main`` has returned, until the driver sends ``EndNode``: its peers may still need its server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import raise_descriptors
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
-    Farewell,
+    EndNode,
     FeedPlace,
     Following,
     MainRaised,
@@ -144,11 +144,11 @@ class TensorFlowProcess:
             ledger.MakeRoom: self._queues.make_room,
             ledger.NoMoreFeeds: self._hear_the_last,
             Stop: self._stop,
-            Farewell: self._leave,
+            EndNode: self._leave,
         }
 
     def run(self) -> None:
-        """Run the node from the first message to ``Farewell``."""
+        """Run the node from the first message to ``EndNode``."""
         outcome: MainReturned | MainRaised
         threading.Thread(target=self._listen, name="tfos_nb messages", daemon=True).start()
         threading.Thread(target=self._tell_feed, name="tfos_nb feed status", daemon=True).start()
@@ -160,7 +160,7 @@ class TensorFlowProcess:
             outcome = self._raised(error)
         if self._logs is not None:
             self._logs.stop()
-        self._reporter.flush_all()  # Farewell may arrive before the last report would have been sent
+        self._reporter.flush_all()  # EndNode may arrive before the last report would have been sent
         self._say_feed()
         self._channel.send(outcome)
         self._queues.stop()
@@ -325,7 +325,7 @@ class TensorFlowProcess:
         try:
             for message in self._channel:
                 self._hear(message)
-        except Exception:  # without this thread the node would silently receive no Stop and no Farewell
+        except Exception:  # without this thread the node would silently receive no Stop and no EndNode
             logger.exception("a message from the supervisor could not be processed")
         os._exit(1)  # this is also reached if the supervisor is gone, so no message can be sent any more
 
@@ -338,12 +338,12 @@ class TensorFlowProcess:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
         self._signals.workers, self._signals.held = message.workers, message.held
         if message.generation > 1:
-            self._queues.default.come_again()
-        self._queues.default.take_place(message.passes)
+            self._queues.default.begin_generation()
+        self._queues.default.skip_passes(message.passes)
         self._signals.start.set()
 
     def _stop(self, message: Stop) -> None:
-        """Tell ``main`` to stop. The process stays until ``Farewell``, since a peer that saves may need its server."""
+        """Tell ``main`` to stop. The process stays until ``EndNode``, since a peer that saves may need its server."""
         self._signals.stopping.set()
         self._save_request.change(False)
         self._queues.stop()
@@ -355,7 +355,7 @@ class TensorFlowProcess:
         self._queues.close()
         self._requests.close()
 
-    def _leave(self, message: Farewell) -> None:
+    def _leave(self, message: EndNode) -> None:
         self._signals.farewell.set()
         if self._serves:
             self._say_feed()

@@ -95,7 +95,7 @@ def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
 
     train = tf.compat.v1.train
 
-    class PatientCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
+    class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
         """Session creator that waits for the chief, and checks every second."""
 
         def create_session(self) -> Any:
@@ -109,7 +109,7 @@ def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
             )
             return manager.wait_for_session(target, config=config, max_wait_secs=_CHIEF_WITHIN)
 
-    return PatientCreator()
+    return WaitingSessionCreator()
 
 
 def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:

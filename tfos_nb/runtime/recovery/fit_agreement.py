@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.control.wire import expect
-from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, dtype_of, is_read_over_replicas, own_value, parts_of
-from tfos_nb.runtime.recovery.memory_state import Moment, State
+from tfos_nb.runtime.recovery.fit_contents import (
+    StateMetadata,
+    arrays_of,
+    dtype_of,
+    is_read_over_replicas,
+    own_value,
+    parts_of,
+)
+from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 
 __all__ = ["Agreed", "AnyWorker", "Totals", "agree"]
 
@@ -29,19 +36,19 @@ class Agreed:
 
     Attributes
     ----------
-    moment : Moment
+    moment : StateVersion
         When it was saved.
     passes : int
         How many passes it includes.
-    rest : Rest
+    rest : StateMetadata
         What belongs to it beside its arrays.
     arrays : list of numpy.ndarray
         Its arrays: this worker's own, if it had the state, else those of the worker that sent it.
     """
 
-    moment: Moment
+    moment: StateVersion
     passes: int
-    rest: Rest
+    rest: StateMetadata
     arrays: list[Any]
 
 
@@ -70,25 +77,25 @@ def agree(strategy: Any, own: State | None) -> Agreed | None:
     return Agreed(_moment(number), passes, _rest(rest), arrays)
 
 
-def _rest(packed: bytes) -> Rest:
-    return expect(Rest, packed)
+def _rest(packed: bytes) -> StateMetadata:
+    return expect(StateMetadata, packed)
 
 
-def _number(moment: Moment) -> int:
+def _number(moment: StateVersion) -> int:
     """Return a number that is greater for a later moment.
 
     Examples
     --------
-    >>> _moment(_number(Moment(7, 2, 40)))
-    Moment(epoch=7, generation=2, step=40)
+    >>> _moment(_number(StateVersion(7, 2, 40)))
+    StateVersion(epoch=7, generation=2, step=40)
     """
     return (moment.epoch << _GENERATION_BITS | moment.generation) << _STEP_BITS | moment.step
 
 
-def _moment(number: int) -> Moment:
+def _moment(number: int) -> StateVersion:
     before, step = divmod(number, 1 << _STEP_BITS)
     epoch, generation = divmod(before, 1 << _GENERATION_BITS)
-    return Moment(epoch, generation, step)
+    return StateVersion(epoch, generation, step)
 
 
 def _by_replica(strategy: Any, numbers: Sequence[int]) -> Any:

@@ -26,7 +26,7 @@ from tfos_nb.runtime.recovery.memory_state import State
 __all__ = [
     "LINES",
     "FitContents",
-    "Rest",
+    "StateMetadata",
     "arrays_of",
     "dtype_of",
     "is_csv_logger",
@@ -47,7 +47,7 @@ LINES = "_tfos_lines"
 
 @message
 @dataclass(frozen=True)
-class Rest:
+class StateMetadata:
     """State apart from its arrays. Its worker sends it to the workers that do not have the state.
 
     Attributes
@@ -116,7 +116,7 @@ class FitContents:
         """Return this worker's values. They are not copied; TensorFlow changes no value that is still in use."""
         return [own_value(self.strategy, variable) for variable in variables]
 
-    def rest(self, arrays: Sequence[Any], counted: int) -> Rest:
+    def rest(self, arrays: Sequence[Any], counted: int) -> StateMetadata:
         """Return the current state apart from its arrays, of which ``counted`` are variables."""
         places = {id(one): place for place, one in enumerate(self.model.variables)}
         optimizers = {
@@ -128,7 +128,9 @@ class FitContents:
             (_name(callback), _changed(_attributes(callback), before))
             for callback, before in zip(self._callbacks, self._before, strict=True)
         ]
-        return Rest(counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays))
+        return StateMetadata(
+            counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays)
+        )
 
     def built_optimizers(self) -> list[str]:
         """Return the names of the optimizers that have variables by now."""
@@ -136,7 +138,7 @@ class FitContents:
 
     # --- restore ---
 
-    def build(self, rest: Rest) -> bool:
+    def build(self, rest: StateMetadata) -> bool:
         """Make the variables of the optimizers that had some, which otherwise come with their first step.
 
         Return whether that was possible.
@@ -172,7 +174,7 @@ class FitContents:
             for place, part in enumerate(parts_of(self.strategy, variable)):
                 part.assign(array if not summed or (first and not place) else np.zeros_like(array))
 
-    def kept_of(self, rest: Rest) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def kept_of(self, rest: StateMetadata) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the callbacks of which attributes were kept, with these."""
         left = list(rest.callbacks)
         for callback in self._callbacks:
@@ -181,7 +183,7 @@ class FitContents:
                 left.remove(kept)
                 yield callback, {name: _with_arrays(decode(value)) for name, value in kept[1].items()}
 
-    def restore(self, rest: Rest) -> None:
+    def restore(self, rest: StateMetadata) -> None:
         """Restore the callbacks and the random generators."""
         for callback, attributes in self.kept_of(rest):
             for attribute, value in attributes.items():

@@ -37,7 +37,7 @@ from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
 from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of
-from tfos_nb.runtime.recovery.memory_state import LastState, Moment
+from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.storage.one_writer import WRITER
@@ -186,7 +186,7 @@ class _Keeping:
 
 
 class _KeptFit:
-    """The fit whose state is kept. Keras calls two callbacks of it: :class:`_PutsBack` and :class:`_KeepsState`."""
+    """The fit whose state is kept. Keras calls its callbacks :class:`_RestoreCallback` and :class:`_SaveCallback`."""
 
     def __init__(self, keeping: _Keeping) -> None:
         self._keeping = keeping
@@ -194,7 +194,7 @@ class _KeptFit:
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
         self._iterator: Any = None
-        self._amid: _StatesAmid | None = None
+        self._amid: _MidEpochSaver | None = None
         self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
 
     @property
@@ -215,7 +215,9 @@ class _KeptFit:
         if not any(isinstance(one, module.History) for one in several):
             several.append(module.History())
         self._callbacks, self._dataset = several, dataset
-        kinds = [type(kind.__name__.strip("_"), (kind, module.Callback), {}) for kind in (_PutsBack, _KeepsState)]
+        kinds = [
+            type(kind.__name__.strip("_"), (kind, module.Callback), {}) for kind in (_RestoreCallback, _SaveCallback)
+        ]
         first, last = (kind(self) for kind in kinds)
         return [first, *several, last]
 
@@ -228,7 +230,7 @@ class _KeptFit:
         self._iterator = keeping.hooks.iterator_of(model)
         cut = keeping.hooks.cut_of(self._dataset) if hasattr(model, "_make_function") else None  # of Keras 3
         if cut is not None:
-            self._amid = _StatesAmid(keeping, contents, cut)
+            self._amid = _MidEpochSaver(keeping, contents, cut)
         if keeping.generation == 1 or keeping.queue.asked:
             return
         if not model.built:
@@ -318,7 +320,7 @@ class _KeptFit:
             keeping.memory.clear()  # the training is over, and would be trained on to its last epoch
             return
         arrays = contents.own(contents.variables())
-        moment, passes = Moment(epoch + 1), keeping.queue.passes_done
+        moment, passes = StateVersion(epoch + 1), keeping.queue.passes_done
         try:
             keeping.memory.put(moment, passes, arrays, encode(contents.rest(arrays, len(arrays))))
         except OSError as error:
@@ -336,7 +338,7 @@ class _KeptFit:
             self._keeping.memory.clear()  # it would be trained on to its last epoch
 
 
-class _PutsBack:
+class _RestoreCallback:
     """The methods of the first callback."""
 
     model: Any
@@ -353,7 +355,7 @@ class _PutsBack:
         self._fit.batch_begins(batch)
 
 
-class _KeepsState:
+class _SaveCallback:
     """The methods of the last callback."""
 
     def __init__(self, fit: _KeptFit) -> None:
@@ -377,7 +379,7 @@ class _KeepsState:
         self._fit.train_ends()
 
 
-class _StatesAmid:
+class _MidEpochSaver:
     """Saves states within an epoch.
 
     All workers do so after the same steps. The values are taken at once, and written in a thread. Before the next state
@@ -454,7 +456,7 @@ class _StatesAmid:
         self._since, self._busy = self._steps, 0.0
         arrays = [*contents.own(self._variables), *counted]
         rest = encode(contents.rest(arrays, len(self._variables)))
-        moment = Moment(self._epoch, keeping.generation, step)
+        moment = StateVersion(self._epoch, keeping.generation, step)
         passes = keeping.queue.passes_before_current
         waits = asked > 0  # on any worker
         self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, rows, waits=waits)
@@ -463,7 +465,9 @@ class _StatesAmid:
             self.await_writer()
             keeping.request.pause()
 
-    def _write(self, moment: Moment, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool) -> float:
+    def _write(
+        self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool
+    ) -> float:
         """Write a state, and tell the driver of it; return the seconds of one of the processors that it took."""
         began = time.perf_counter()
         try:

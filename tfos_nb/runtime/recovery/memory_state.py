@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LastState", "Moment", "State", "StateMemory"]
+__all__ = ["LastState", "State", "StateMemory", "StateVersion"]
 
 _HEAD = struct.Struct("!8sQQQQQQ")  # what it is; epoch, generation, step; passes; bytes of the index and of the rest
 _WHOLE = b"tfos_nb2"
@@ -28,14 +28,14 @@ _COPIES = 2
 
 
 @dataclass(frozen=True, order=True)
-class Moment:
+class StateVersion:
     """When a state was saved: after so many epochs, or after a step of the next one in a generation. Later is greater.
 
     Examples
     --------
-    >>> Moment(2) < Moment(2, 1, 40) < Moment(2, 2, 10) < Moment(3)
+    >>> StateVersion(2) < StateVersion(2, 1, 40) < StateVersion(2, 2, 10) < StateVersion(3)
     True
-    >>> Moment(2).name, Moment(2, 1, 40).name
+    >>> StateVersion(2).name, StateVersion(2, 1, 40).name
     ('', 'fit-00000002-0001-00000040')
     """
 
@@ -78,7 +78,7 @@ class State:
     ``index`` names each array's type and shape, ``data`` are their bytes in turn. ``rest`` is what else was kept.
     """
 
-    moment: Moment
+    moment: StateVersion
     passes: int
     index: list[list[Any]]
     data: list[memoryview]
@@ -97,7 +97,7 @@ class LastState:
     --------
     >>> import numpy as np
     >>> memory = StateMemory()
-    >>> LastState(memory.places).put(Moment(3), 3, [np.arange(4.0)])
+    >>> LastState(memory.places).put(StateVersion(3), 3, [np.arange(4.0)])
     >>> state = LastState(memory.places).newest()
     >>> state.moment.epoch, np.frombuffer(state.data[0])
     (3, array([0., 1., 2., 3.]))
@@ -107,7 +107,7 @@ class LastState:
     def __init__(self, places: Sequence[str]) -> None:
         self._places = list(places)
 
-    def put(self, moment: Moment, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
+    def put(self, moment: StateVersion, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
         """Write a state over the older one of the two; NumPy arrays of numbers.
 
         Raises
@@ -133,13 +133,13 @@ class LastState:
                 file.truncate(0)
                 raise
 
-    def newest(self, accepts: Callable[[Moment], bool] = lambda moment: True) -> State | None:
+    def newest(self, accepts: Callable[[StateVersion], bool] = lambda moment: True) -> State | None:
         """Return the latest state that is whole and was saved at a moment that is accepted; None if there is none."""
         found = sorted((when, place) for place in self._places if (when := _when(place)) is not _NEVER)
         states = (_state_in(place) for when, place in reversed(found) if accepts(when))
         return next((state for state in states if state is not None), None)
 
-    def drop_after(self, moment: Moment) -> None:
+    def drop_after(self, moment: StateVersion) -> None:
         """Forget states that are later: the training goes on from an earlier one."""
         for place in self._places:
             if _when(place) > moment:
@@ -156,16 +156,16 @@ class LastState:
             file.truncate(0)
 
 
-_NEVER = Moment(-1)
+_NEVER = StateVersion(-1)
 
 
-def _when(place: str) -> Moment:
+def _when(place: str) -> StateVersion:
     """Return when the state in a memory was saved; ``_NEVER`` if it has none that is whole."""
     with open(place, "rb") as file:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(_WHOLE):
         return _NEVER
-    return Moment(*_HEAD.unpack(head)[1:4])
+    return StateVersion(*_HEAD.unpack(head)[1:4])
 
 
 def _state_in(place: str) -> State | None:
@@ -183,7 +183,7 @@ def _state_in(place: str) -> State | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     whole = start + behind == len(content)
-    return State(Moment(*when), passes, index, data, bytes(content[start:])) if whole else None
+    return State(StateVersion(*when), passes, index, data, bytes(content[start:])) if whole else None
 
 
 def _write(file: Any, data: memoryview) -> None:
