@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_ENDING_SECONDS = 10.0  # in which Spark notes the end of tasks that have told their results
+_ENDING_SECONDS = 10.0  # in which Spark notes the end of tasks that have reported their results
 
 
 class _Handler:

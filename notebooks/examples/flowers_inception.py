@@ -1,4 +1,4 @@
-"""Pictures of flowers told apart by GoogLeNet's Inception modules, which read TFRecord files.
+"""Pictures of flowers, classified by GoogLeNet's Inception modules, which read TFRecord files.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Reviews told apart, praise from blame, by a bidirectional LSTM over the words that Spark ML has counted.
+"""Reviews, classified as praise or blame by a bidirectional LSTM over the words that Spark ML has counted.
 
 ::
 

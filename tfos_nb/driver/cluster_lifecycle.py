@@ -142,7 +142,7 @@ class ClusterLifecycle:
         self._at_outcome.append(action)
 
     def at_rendezvous(self, action: Callable[[], object]) -> None:
-        """Register an action to run whenever the nodes have been told to start again."""
+        """Register an action to run whenever the nodes have been asked to start again."""
         self._at_rendezvous.append(action)
 
     def at_resubmission(self, action: Callable[[], object]) -> None:

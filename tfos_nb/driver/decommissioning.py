@@ -5,7 +5,7 @@
     Spark: a worker, a pod or an executor is decommissioned ──▶ its scheduler ──once a second──▶ ExecutorsLeave
 
 Spark decommissions executors where ``spark.decommission.enabled`` is set: at the signal ``PWR`` to a standalone worker
-or an executor, when Kubernetes ends a pod, and when YARN decommissions a host. It tells Python of none of them.
+or an executor, when Kubernetes ends a pod, and when YARN decommissions a host. It reports none of them to Python.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class FeedController:
     def begin_again(self, feed: Feed, node: str, skipped: int, since: int) -> None:
         """Announce a feed to a replacement node, whose predecessor has finished ``skipped`` of the passes.
 
-        It is announced once for the rendezvous ``since`` which the node is there, also if another loss follows.
+        It is announced once for rendezvous ``since``, in which the node joined, even if another loss follows.
         """
         with self._changed:
             if feed.again.get(node) == since:

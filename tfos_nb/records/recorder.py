@@ -64,7 +64,7 @@ class RunRecorder:
     def finish(self) -> bool:
         """Write the run's outcome and end the thread; return whether it was written within 10 seconds.
 
-        If it takes longer, ``is_late`` is set, and a later error is not told of.
+        If it takes longer, ``is_late`` is set, and a later error is not reported.
         """
         self._over.set()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-// What the pages of a cluster and of recorded runs share: times, the order of rows, and what a screen reader is told.
+// What the pages of a cluster and of recorded runs share: times, the order of rows, and what a screen reader says.
 
 import { h, write } from "./elements.js";
 

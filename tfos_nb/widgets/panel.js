@@ -550,7 +550,7 @@ class Log {
     this.traces = h("pre", { class: "t-trace t-stacks", id: unique("stacks"), tabindex: 0, role: "region", hidden: true });
     const folds = { "aria-expanded": "false", "aria-controls": this.traces.id, title: "Where each program is now" };
     this.stacker = button("Stacks", "t-button", () => this.toggleStacks(), folds);
-    this.stacks = {}; // by node, as the nodes told them last
+    this.stacks = {}; // by node, as the nodes last reported them
     this.bar = h(
       "div", { class: "t-logbar" }, h("span", { class: "t-dim" }, "Log"), this.choice, this.tabs,
       h("span", { class: "t-grow" }), this.found, this.search, this.stacker, this.copier,

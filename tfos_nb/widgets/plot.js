@@ -1,7 +1,7 @@
 // Lines in SVG: axes with ticks, linear or logarithmic, a gap where a value is null, and the values at a place under the
 // pointer or the keyboard. It knows no cluster and no metric. Colours come from chart.css, so it follows the page's theme.
 // A line that belongs to one of several runs has a `label`, and, as the other line of its run, the `run`, its `title` and a
-// `hue`; the lines of a single training are told apart by their names alone.
+// `hue`; the lines of a single training differ by their names alone.
 
 import { h, put } from "./elements.js";
 

@@ -1,4 +1,4 @@
-"""Why nothing moves, from what the nodes have told."""
+"""Why nothing moves, from what the nodes have reported."""
 
 from __future__ import annotations
 

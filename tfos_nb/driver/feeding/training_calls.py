@@ -139,8 +139,8 @@ class TrainingCalls:
     def _refill(self, rendezvous: int) -> None:
         """Feed the replacements of lost nodes, while the others continue.
 
-        The feeds continue only when all nodes take rows. Until then a cancelled task that still runs is told that they
-        are over.
+        The feeds continue only when all nodes take rows. Until then a cancelled task that still runs receives the
+        answer that they are over.
         """
         all_there = self._await(lambda: self.controller.all_reserved and self.controller.all_take_rows, rendezvous)
         for call in self._calls:

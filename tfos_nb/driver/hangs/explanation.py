@@ -1,6 +1,6 @@
 """Say why a training does not move: which node is behind, and in what.
 
-Pure functions of what the nodes have told: :func:`explain`, and :func:`never_ends`, which finds a wait without end.
+Pure functions of what the nodes have reported: :func:`explain`, and :func:`never_ends`, which finds a wait without end.
 """
 
 from __future__ import annotations

@@ -834,7 +834,7 @@ class Membership:
         names = {str(one.node) for one in present}
         for name, one in self.members.items():
             one.absent, one.failed_joins = name not in names, 0
-            if one.told_to_end:  # it was already told to end
+            if one.told_to_end:  # it was already asked to end
                 continue
             if one.absent:
                 one.become(NodeStatus.LOST)

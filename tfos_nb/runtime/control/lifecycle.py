@@ -73,7 +73,7 @@ class NodeJob:
 class Reservation:
     """A supervisor's reservation: TensorFlow will listen on ``host:port``; the supervisor keeps the port reserved.
 
-    ``generation`` is the one that it was told to reserve for; 0 at its first reservation. ``pid`` is the supervisor's
+    ``generation`` is the one that it was asked to reserve for; 0 at its first reservation. ``pid`` is the supervisor's
     process id on ``machine``; another container may use the same id. ``warm`` says that its process was forked from one
     that has imported TensorFlow.
     """
@@ -132,7 +132,7 @@ class StateWanted:
 @message
 @dataclass(frozen=True)
 class StateHeld:
-    """A state was saved from which training can continue. ``waits``: the node does no step more after it.
+    """A state was saved from which training can continue. ``waits``: the node runs no further step.
 
     The driver starts the nodes again only after such a state, so that no step is done twice.
     """

@@ -37,7 +37,7 @@ class PositionHeld:
     """From a node: which of its rows of a pass a state includes: in each partition, those before a row.
 
     Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
-    in one batch with the last of them. ``waits``: the state itself is saved, and this node does no step more after it.
+    in one batch with the last of them. ``waits``: the state itself is saved, and this node runs no further step.
     """
 
     node: str

@@ -259,7 +259,7 @@ class RowQueue:
     def hold(self, state: str, epoch: int, rows: int, *, waits: bool = False) -> None:
         """Tell the driver which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
 
-        ``waits``: this node has saved its part of the state before, and does no step more after it.
+        ``waits``: this node has saved its part of the state before, and runs no further step.
 
         Raises
         ------

@@ -7,10 +7,10 @@ The user's program needs no code for this::
     the next generation's on_train_begin      all workers take the latest state that any of them has
                                               (recovery.fit_agreement); the rows are fed from there on
 
-A state within an epoch counts only if all nodes have told the driver which rows it includes: the driver names such
-states to the next generation. Otherwise the last state of a whole epoch counts. Keras 3 saves within an epoch where the
-batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch. If nodes are about to
-join or to leave, the driver asks for a state at once, and the workers wait after it (recovery.save_request).
+A state within an epoch counts only if all nodes have reported to the driver which rows it includes: the driver names
+such states to the next generation. Otherwise the last state of a whole epoch counts. Keras 3 saves within an epoch
+where the batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch. If nodes are
+about to join or to leave, the driver asks for a state at once, and the workers wait after it (recovery.save_request).
 
 The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
 exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
@@ -174,7 +174,7 @@ class _Keeping:
         return (together or alone) and whole and not finished
 
     def _going_on(self, load: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
-        """Wrap what tf_keras asks for the epoch with, after the callbacks have been told of the beginning."""
+        """Wrap the method that gives tf_keras its first epoch; it runs after ``on_train_begin``."""
 
         @functools.wraps(load)
         def load_or_go_on(model: Any, steps_per_epoch: Any, initial_epoch: int) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class _KeptFit:
         first, last = (kind(self) for kind in kinds)
         return [first, *several, last]
 
-    # --- what Keras tells ---
+    # --- calls from Keras ---
 
     def train_begins(self, model: Any) -> None:
         """Put the latest state back, if there is one. The other callbacks do not know yet that training begins."""
@@ -383,8 +383,8 @@ class _MidEpochSaver:
     """Saves states within an epoch.
 
     All workers do so after the same steps. The values are taken at once, and written in a thread. Before the next state
-    is taken, each worker waits until its last one was written and its rows were told to the driver. So all workers have
-    the older one of the two states that a memory holds.
+    is taken, each worker waits until its last one was written and its rows were reported to the driver. So all workers
+    have the older one of the two states that a memory holds.
     """
 
     def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut) -> None:
@@ -432,7 +432,7 @@ class _MidEpochSaver:
     def _rows_after(self, steps: int) -> int | None:
         """Return how many rows of the pass are in so many steps; None if they may be the epoch's last ones.
 
-        All workers know the same of that: only at the end of their rows do they learn how many steps there are.
+        All workers decide alike: each learns the number of steps only at the end of its rows.
         """
         record, division = self._cut.record, self._cut.division
         if record is None or record is not self._keeping.queue.record:
@@ -468,7 +468,7 @@ class _MidEpochSaver:
     def _write(
         self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool
     ) -> float:
-        """Write a state, and tell the driver of it; return the seconds of one of the processors that it took."""
+        """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
         began = time.perf_counter()
         try:
             self._keeping.memory.put(moment, passes, arrays, rest)

@@ -75,7 +75,8 @@ def _has_memory() -> bool:
 class State:
     """Arrays, and how far the program had come with them.
 
-    ``index`` names each array's type and shape, ``data`` are their bytes in turn. ``rest`` is what else was kept.
+    ``index`` names each array's type and shape, ``data`` are their bytes in turn. ``rest`` holds the state's other
+    values.
     """
 
     moment: StateVersion

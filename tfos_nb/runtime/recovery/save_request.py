@@ -54,7 +54,7 @@ class SaveRequest:
     def pause(self) -> None:
         """Wait, after a state was saved, until the driver ends this process.
 
-        Also if only another node was told yet that a state is wanted.
+        Wait even if only another node has received the request so far.
         """
         self._none.clear()
         if not self._none.wait(_SECONDS):
