@@ -142,9 +142,9 @@ def test_the_results_may_stand_alone_and_only_some_columns_be_sent(answering: Cl
     ("given", "told"),
     [
         ({"schema": None}, "needs the columns of the results, such as schema='prediction double'"),
-        ({"schema": "no type here"}, "schema='no type here'"),
+        ({"schema": "no type here"}, "such as 'prediction double', got 'no type here'"),
         ({"schema": "id long"}, "the DataFrame has a column 'id' already"),
-        ({"schema": "y long", "columns": ["idd"]}, "0 columns are called 'idd'"),
+        ({"schema": "y long", "columns": ["idd"]}, "'idd' matches 0 of"),
         ({"schema": "y long", "columns": "id"}, "columns must be a list"),
         ({"schema": "y long", "qname": "valid"}, "qname='valid': this cluster has 'input'"),
         ({"schema": "y long", "feed_timeout": 0}, "feed_timeout must be .*, got 0"),
@@ -159,9 +159,9 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
 
 
 def test_neither_a_frame_nor_an_rdd_is_refused(spark: SparkSession, answering: Cluster) -> None:
-    with pytest.raises(errors.PlanError, match="a list cannot be answered"):
+    with pytest.raises(errors.PlanError, match="data must be a Spark DataFrame or an RDD, got a list"):
         answering.inference([1, 2])
-    with pytest.raises(errors.PlanError, match="schema and columns are for a DataFrame"):
+    with pytest.raises(errors.PlanError, match="schema and columns need a DataFrame, got an RDD"):
         answering.inference(spark.sparkContext.parallelize([1]), "y long")
 
 

@@ -615,7 +615,7 @@ class Cluster(Rich):
         """
         seconds = check_seconds("timeout", timeout, above=0)
         if self._lifecycle.status.ended:
-            raise ClusterClosed(f"cluster {self.plan.name} has ended: no node has a stack; logs(node) has its lines")
+            raise ClusterClosed(f"cluster {self.plan.name} has ended, so it has no stacks; read cluster.logs(node)")
         taken = self._controller.stacks(seconds)
         running = [one.node for one in self.snapshot().nodes if one.pid is not None and not one.status.ended]
         return {name: taken[name].text or no_answer(taken[name]) if name in taken else NO_ANSWER for name in running}

@@ -51,12 +51,12 @@ def _of_rdd(task: InferTask, data: Any, schema: Any, columns: Any) -> Any:
 
     if not isinstance(data, RDD):
         raise PlanError(
-            f"a {type(data).__name__} cannot be answered: give a Spark DataFrame or an RDD, such as "
+            f"data must be a Spark DataFrame or an RDD, got a {type(data).__name__}; make one with "
             "spark.createDataFrame(…)"
         )
     if schema is not None or columns is not None:
         raise PlanError(
-            "schema and columns are for a DataFrame: an RDD's results are what main gave. Make one of them with "
+            "schema and columns need a DataFrame, got an RDD; leave them out, and make a DataFrame of the results with "
             "spark.createDataFrame(cluster.inference(rdd), schema)"
         )
     return data.mapPartitions(replace(task, rows=True), preservesPartitioning=True)
@@ -101,7 +101,8 @@ def _struct(schema: Any) -> StructType:
             schema = _parse_datatype_string(schema)
         except PySparkException as error:
             raise PlanError(
-                f"schema={schema!r}: {str(error).strip().splitlines()[0]}. It is as 'prediction double'"
+                f"schema must be a text such as 'prediction double', got {schema!r}: "
+                f"{str(error).strip().splitlines()[0]}"
             ) from None
     if not isinstance(schema, StructType) or not schema.fields:
         raise PlanError(f"schema must be a StructType, or a text such as 'prediction double', got {schema!r}")
@@ -117,7 +118,7 @@ def _places(frame: Any, columns: Sequence[str] | None) -> tuple[int, ...]:
     for name in columns:
         if frame.columns.count(name) != 1:
             raise PlanError(
-                f"columns: {frame.columns.count(name)} columns are called {name!r}, and one must be; the DataFrame has "
-                f"{frame.columns}. Correct the name, or rename the column"
+                f"columns must each name one column of the DataFrame, {name!r} matches {frame.columns.count(name)} of "
+                f"{frame.columns}; correct the name, or rename the column"
             )
     return tuple(frame.columns.index(name) for name in columns)

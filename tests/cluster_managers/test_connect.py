@@ -85,7 +85,7 @@ def test_a_client_that_no_executor_can_dial_trains_by_a_relay(server: str, tmp_p
     assert "ValueError: the second one fails" in found["failure"]
     assert found["stopped"] == "STOPPED"
     assert found["programs"] == [0, 1]
-    assert "needs 5 slots (4 nodes, and 1 for what the nodes say); Spark has 4" in found["refused"]
+    assert "needs 5 slots (4 nodes, and 1 for the relay); Spark has 4" in found["refused"]
 
 
 # --- what the server tells, and what it does not

@@ -59,7 +59,9 @@ def test_arguments_that_do_not_fit_are_told_of(spark, table, kinds):
         spark.sql(f"SELECT /*+ COALESCE(1) */ dense_of('x') FROM {table}").collect()
     with pytest.raises(Exception, match=r"has a list of 3 values, \[.*, where the model takes 4 \(row 0 of"):
         spark.table(table).coalesce(1).select(F.call_udf("dense_of", F.slice("x", 1, 3))).collect()
-    with pytest.raises(Exception, match=r"the model takes 2 arguments, left \(float32 4\), right .*; it was given 1"):
+    with pytest.raises(
+        Exception, match=r"the model takes 2 arguments, left \(float32 4\), right .*, got 1; give one for each"
+    ):
         spark.sql(f"SELECT /*+ COALESCE(1) */ pair_of(x) FROM {table}").collect()
     with pytest.raises(PlanError, match="name must have only letters"):
         register_udf(spark, "a b", kinds / "dense")

@@ -41,7 +41,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%tfos_stop", "%tfos_stop: which one? %tfos_stop one or two"),
+        ("%tfos_stop", "%tfos_stop: several clusters are possible (one, two); name one: %tfos_stop one"),
         ("%tfos_stop tow", "%tfos_stop tow: no such variable; did you mean two?"),
         ("%tfos_stop one --nwo", "--nwo: no such option; did you mean --now?"),
         ("%tfos_stop one two", "two: %tfos_stop does not take this argument; write %tfos_stop [NAME] [--now]"),

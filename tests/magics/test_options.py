@@ -80,7 +80,7 @@ def test_input_tensorflow_and_background_are_understood():
         ("--timeout nan", "--timeout nan: must be a number of seconds, more than 0"),
         ("--grace -1", "--grace -1: must be a number of seconds, 0 or more"),
         ("--feed-timeout -3", "--feed-timeout -3: must be a number of seconds, more than 0"),
-        ("--logdir ''", "the log directory has no name: --logdir DIR"),
+        ("--logdir ''", "--logdir must not be empty; give a directory"),
         ("--input sprak", "--input sprak: must be spark or tensorflow; did you mean spark?"),
         ("--env A", "--env A: must be KEY=VALUE; the cluster's NAME comes first on the line"),
         ("--wait --background", "--background: not together with --wait; leave one of them out"),

@@ -280,7 +280,9 @@ class FeedController:
             if isinstance(message, ledger.StillFed):
                 return feed is not None and self._goes_on(feed)
             if feed is None:
-                raise FeedFailed(f"feed {message.feed} has ended: a Spark task of it came too late, cancel its job")
+                raise FeedFailed(
+                    f"feed {message.feed} has ended, but a Spark task still asks for it; cancel the task's job"
+                )
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
             if not isinstance(message, _MANY):  # no thread waits for those

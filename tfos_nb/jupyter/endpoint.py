@@ -138,7 +138,7 @@ class _EndedCluster:
 
     def stacks(self) -> dict[str, str]:
         """Raise ClusterClosed: no node runs."""
-        raise ClusterClosed(f"cluster {self.state.name} has ended: no node has a stack any more")
+        raise ClusterClosed(f"cluster {self.state.name} has ended, so it has no stacks; read its logs")
 
 
 @dataclass

@@ -92,7 +92,10 @@ def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[st
     running = {key: value for key, value in clusters.items() if not value.snapshot().status.ended}
     meant = running or clusters
     if len({id(value) for value in meant.values()}) > 1:
-        raise PlanError(f"{magic}: which one? {magic} {' or '.join(sorted(meant))}")
+        first = min(meant)
+        raise PlanError(
+            f"{magic}: several clusters are possible ({', '.join(sorted(meant))}); name one: {magic} {first}"
+        )
     if not meant:
         raise PlanError(f"{magic}: no cluster exists yet; %%tfos_cluster starts one")
     return next(iter(meant.items()))

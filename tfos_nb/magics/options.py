@@ -155,7 +155,7 @@ def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic
         given["env"] = dict(given["env"])
     if "log_dir" in given:
         if not given["log_dir"].strip():
-            raise PlanError("the log directory has no name: --logdir DIR")
+            raise PlanError("--logdir must not be empty; give a directory")
         given["tensorboard"] = True
     if "wait" in given:  # it overrides %config
         given["background"] = False

@@ -158,5 +158,6 @@ def _found(text: str) -> Any:
         return _resolved(text)
     except (ImportError, AttributeError) as error:
         raise PlanError(
-            f"it was saved with {text.replace(':', '.')}, which cannot be imported here: {error}"
+            f"the saved stage needs {text.replace(':', '.')}, which cannot be imported here ({error}); put its "
+            "module on sys.path"
         ) from error

@@ -250,7 +250,7 @@ def check_slots(
         if slots.free >= wanted:
             return slots
         if not leave:
-            beside = [" and at least 1 for feeding"] * feeding + [", and 1 for what the nodes say"] * exchanging
+            beside = [" and at least 1 for feeding"] * feeding + [", and 1 for the relay"] * exchanging
             raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
         nothing.wait(_POLL_SECONDS)
 

@@ -33,7 +33,10 @@ def _path(spark: SparkSession, url: str, why: str = "") -> tuple[Any, Any]:
     from py4j.protocol import Py4JJavaError
 
     if not hasattr(spark, "_jvm"):
-        raise PlanError(f"{plain(url)}: fsspec does not open it ({why}), and Spark Connect has no Hadoop client here")
+        raise PlanError(
+            f"{plain(url)}: fsspec does not open it ({why}), and Spark Connect has no Hadoop client here; install "
+            "fsspec's package for this scheme, or use a classic SparkSession"
+        )
     sc = spark.sparkContext
     path = sc._jvm.org.apache.hadoop.fs.Path(url)  # type: ignore[union-attr]
     try:
@@ -41,7 +44,8 @@ def _path(spark: SparkSession, url: str, why: str = "") -> tuple[Any, Any]:
     except Py4JJavaError as error:
         reason = str(error.java_exception).partition("\n")[0]
         raise PlanError(
-            f"{plain(url)}: neither fsspec ({why}) nor Spark's Hadoop client ({reason}) opens it"
+            f"{plain(url)}: neither fsspec ({why}) nor Spark's Hadoop client ({reason}) opens it; correct the URL, or "
+            "install fsspec's package for its scheme"
         ) from error
 
 

@@ -57,7 +57,7 @@ class LogDirectory:
 
     def __init__(self, log_dir: str) -> None:
         if not log_dir.strip():
-            raise PlanError("the log directory has no name: --logdir DIR")
+            raise PlanError("--logdir must not be empty; give a directory")
         if "://" not in log_dir:
             log_dir = os.path.abspath(os.path.expanduser(log_dir))
             if not os.path.isdir(log_dir):
@@ -143,7 +143,9 @@ def show_tensorboard(
 
 def _with_logs(cluster: Served | None) -> Served:
     if cluster is None:
-        raise PlanError("which TensorBoard? Name a cluster, or a directory with --logdir")
+        raise PlanError(
+            "TensorBoard needs a cluster or a log directory, got neither; name a cluster, or give --logdir DIR"
+        )
     state = cluster.snapshot()
     if not state.log_dir:
         raise PlanError(f"{state.name} was launched without TensorBoard: launch it with --tensorboard, or --logdir DIR")

@@ -280,7 +280,7 @@ def test_a_wrong_number_of_arguments_is_told_of() -> None:
     signature = Signature((Tensor("x", "float32", (2,)),), (Tensor("y", "float32", ()),))
     task = ScoreTask(StoredModel("nowhere.keras"), signature, None, 8)
     one = pa.array([1.0])
-    with pytest.raises(FeedFailed, match=r"the model takes x \(float32 2\); it was given 3 arguments side by side"):
+    with pytest.raises(FeedFailed, match=r"the model takes x \(float32 2\), got 3 arguments side by side"):
         list(task.outputs(iter([(one, one, one)])))
     with pytest.raises(FeedFailed, match="the model needs arguments: name the columns"):
         list(task.outputs(iter([()])))

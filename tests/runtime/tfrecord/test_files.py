@@ -196,7 +196,7 @@ def test_the_type_of_a_partition_column_is_that_of_all_its_values() -> None:
     assert partition_types(files("1", "2"), {"k": "string"}) == (("k", "string"),)
     with pytest.raises(PlanError, match="'k' is declared int, but a directory is k=x"):
         partition_types(files("1", "x"), {"k": "int"})
-    with pytest.raises(PlanError, match="do not have the same partition columns"):
+    with pytest.raises(PlanError, match="must have the same partition columns"):
         partition_types([*files("1"), DataFile("b", 1)], {})
 
 

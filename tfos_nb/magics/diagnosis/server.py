@@ -38,7 +38,7 @@ def ask_server(info: Mapping[str, Any]) -> Finding:
 
 def _refused(url: str, code: int) -> Finding:
     if code == 404:
-        told = f"{url} does not have it: the panel's Stop and TensorBoard go other ways, if there are any"
+        told = f"the extension is missing at {url}; Stop and TensorBoard use slower routes, where available"
         return Finding(_WHAT, "missing", told, f"{_ENABLE}   # in the server's environment; then restart the server")
     if code in (301, 302, 401, 403):
         return Finding(_WHAT, "warn", f"{url} needs a login ({code}), so it cannot be checked from here")

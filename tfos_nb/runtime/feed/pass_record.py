@@ -115,8 +115,12 @@ class PassRecord:
 
     def _forget(self, rows: int) -> None:
         assert self._order is not None, "the rows are shuffled"
-        if not self._given <= rows <= self._given + sum(map(len, self._order)):
-            raise ValueError(f"{rows} is not a number of rows that this pass has come to since the last state")
+        delivered = self._given + sum(map(len, self._order))
+        if not self._given <= rows <= delivered:
+            raise ValueError(
+                f"rows must be between {self._given} (in the last state) and {delivered} (delivered in this pass), "
+                f"got {rows}"
+            )
         while self._given < rows:
             part = self._order.popleft()
             if len(part) > rows - self._given:

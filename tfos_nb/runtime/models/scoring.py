@@ -167,13 +167,19 @@ class ScoreTask:
             self._refuse_width(columns)
             return (Feed(inputs[0], tuple(range(columns)), names, self.fill),)
         if len(inputs) != columns:
-            raise FeedFailed(f"the model takes {len(inputs)} arguments, {described(inputs)}; it was given {columns}")
+            raise FeedFailed(
+                f"the model takes {len(inputs)} arguments, {described(inputs)}, got {columns}; give one for each, "
+                "in this order"
+            )
         return tuple(Feed(tensor, (i,), (names[i],), self.fill) for i, tensor in enumerate(inputs))
 
     def _refuse_width(self, columns: int) -> None:
         (tensor,) = self.signature.inputs
         if columns > 1 and (len(tensor.shape) != 1 or tensor.shape[0] not in (None, columns)):
-            raise FeedFailed(f"the model takes {described([tensor])}; it was given {columns} arguments side by side")
+            raise FeedFailed(
+                f"the model takes {described([tensor])}, got {columns} arguments side by side; give one array, or a "
+                "number for each place of the input"
+            )
 
     def _complete(self, batch: pa.RecordBatch, feeds: Sequence[Feed]) -> Array | None:
         if not self.skip:

@@ -319,7 +319,10 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
     os.environ["DTENSOR_JOB_NAME"] = Role.WORKER.value
     total = functools.reduce(lambda product, size: product * size, dimensions.values(), 1)
     if total % len(jobs):
-        raise PlanError(f"mesh {dict(dimensions)}: {total} devices cannot be shared out among {len(jobs)} nodes")
+        raise PlanError(
+            f"mesh {dict(dimensions)}: {total} devices cannot be shared out among {len(jobs)} nodes; make the product "
+            f"of the dimensions a multiple of {len(jobs)}"
+        )
     if kind == "CPU" and total > len(jobs):
         cut_cpu(total // len(jobs))
     member.await_leader()

@@ -14,6 +14,8 @@ from tfos_nb.errors import FeedFailed
 
 __all__ = ["valid_batch"]
 
+_REMEDY = "run it again; if it fails again, check the memory and the network of the hosts"
+
 
 def valid_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return a received batch if it is valid and has the schema of its stream.
@@ -26,11 +28,13 @@ def valid_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
         If there is no batch, it has other columns, or an offset points outside its buffers.
     """
     if not isinstance(rows, pa.RecordBatch):
-        raise FeedFailed("a message of the stream must have a record batch, got none")
+        raise FeedFailed(f"a message of the stream must have a record batch, got none; {_REMEDY}")
     if not rows.schema.equals(schema):
-        raise FeedFailed("the received rows have other columns than their stream")
+        raise FeedFailed(
+            f"the received rows must have the columns of their stream, got {rows.num_columns} other columns; {_REMEDY}"
+        )
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise FeedFailed(f"the received bytes are not valid rows: {error}") from None
+        raise FeedFailed(f"the received bytes are not valid rows: {error}; {_REMEDY}") from None
     return rows

@@ -110,7 +110,7 @@ def refuse_unknown(url: str) -> None:
             fsspec.get_filesystem_class(one)
         except ValueError:
             like = difflib.get_close_matches(one, [*_HADOOP, *fsspec.available_protocols()], 1)
-            meant = f"; did you mean {like[0]}://?" if like else ""
+            meant = f"; did you mean {like[0]}://?" if like else "; correct it, or install its package for fsspec"
             raise Unreachable(f"{_place(url)}: no file system is known for {one}://{meant}") from None
         except ImportError:  # the package may be installed on the nodes
             pass

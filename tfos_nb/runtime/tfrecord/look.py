@@ -242,14 +242,19 @@ def partition_types(files: Sequence[DataFile], declared: Mapping[str, str]) -> t
     layouts = {tuple(name for name, _ in file.partition): file for file in files}
     if len(layouts) > 1:
         places = ", ".join(f"{'/'.join(names) or 'none'} ({plain(file.url)})" for names, file in layouts.items())
-        raise PlanError(f"the files do not have the same partition columns: {places}")
+        raise PlanError(
+            f"the files must have the same partition columns, got {places}; read the files of each kind apart"
+        )
     found = []
     for number, name in enumerate(next(iter(layouts), ())):
         values = {value for file in files if (value := file.partition[number][1]) is not None}
         kind = declared.get(name) or _type_of(values)
         for value in values:
             if not _is_of(kind, value):
-                raise PlanError(f"partition column {name!r} is declared {kind}, but a directory is {name}={value}")
+                raise PlanError(
+                    f"partition column {name!r} is declared {kind}, but a directory is {name}={value}; declare it "
+                    "string, or rename the directory"
+                )
         found.append((name, kind))
     return tuple(found)
 

@@ -259,7 +259,9 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     for name in schema.names:
         if batch.column(name).null_count and not schema.field(name).nullable:
-            raise RecordError(f"column {name!r} is declared not null, but a record has no such feature")
+            raise RecordError(
+                f"column {name!r} is declared not null, but a record has no such feature; declare it nullable"
+            )
     arrays = [_typed(batch.column(name), schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -105,7 +105,8 @@ class Connect(Context):
         match = re.search(r"\bRange \(.*?splits=(\d+)\)", plan)
         if match is None:
             raise PlanError(
-                f"the number of cores of Spark Connect's server cannot be read from its plan of a range: {plan}"
+                f"the number of cores of Spark Connect's server cannot be read from its plan of a range, got {plan}; "
+                "set spark.default.parallelism, spark.executor.instances and spark.executor.cores for the server"
             )
         return int(match[1])
 
