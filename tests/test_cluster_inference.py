@@ -146,7 +146,7 @@ def test_the_results_may_stand_alone_and_only_some_columns_be_sent(answering: Cl
         ({"schema": "id long"}, "the DataFrame has a column 'id' already"),
         ({"schema": "y long", "columns": ["idd"]}, "'idd' matches 0 of"),
         ({"schema": "y long", "columns": "id"}, "columns must be a list"),
-        ({"schema": "y long", "qname": "valid"}, "qname='valid': this cluster has 'input'"),
+        ({"schema": "y long", "qname": "valid"}, "the queue must be 'input', got 'valid'"),
         ({"schema": "y long", "feed_timeout": 0}, "feed_timeout must be .*, got 0"),
     ],
     ids=str,
@@ -295,7 +295,7 @@ def test_a_main_that_never_reads_is_named_after_the_timeout(spark: SparkSession)
     try:
         with pytest.raises(Exception, match=r"100 rows of partition 0 .* for 1 s. main has asked for none"):
             cluster.inference(spark.sparkContext.parallelize(range(100), 1)).collect()
-        with pytest.raises(errors.PlanError, match="qname='other'"):
+        with pytest.raises(errors.PlanError, match="the queue must be 'input', got 'other'"):
             cluster.train(spark.range(3), qname="other")
     finally:
         cluster.stop()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tfos_nb import errors
-from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError, either, with_article
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,9 @@ def test_errors_can_be_copied_and_pickled_as_pools_of_processes_do(copied: Calla
     assert (str(again), vars(again)) == (str(failed), vars(failed))
     late = copied(RendezvousTimeout("late", ("worker:1",)))
     assert (str(late), vars(late)) == ("late", {"missing": ("worker:1",)})
+
+
+def test_names_are_quoted_as_a_choice_and_nouns_have_their_article() -> None:
+    assert [either(["a"]), either(["a", "b"]), either(["a", "b", "c"])] == ["'a'", "'a' or 'b'", "'a', 'b' or 'c'"]
+    nouns = ["an int", "an Iterator", "an RDD", "an RLock", "a list", "a Row"]
+    assert [with_article(noun.split()[1]) for noun in nouns] == nouns

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.cluster_inference import answered, check_queue
+from tfos_nb.cluster_inference import answered
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
 from tfos_nb.driver.decommissioning import DecommissionWatch
@@ -44,6 +44,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode, Role
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
+from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.spark.contexts import context_of
@@ -434,7 +435,7 @@ class Cluster(Rich):
                 "input_mode='spark'"
             )
         check_count("epochs", epochs, 1)
-        check_queue(qname, self._settings)
+        check_queue(qname, self._settings.queues, PlanError)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
         try:
@@ -537,7 +538,7 @@ class Cluster(Rich):
                 "inference() feeds rows, and this cluster reads files itself (input_mode='tensorflow'): launch it with "
                 "input_mode='spark'"
             )
-        check_queue(qname, self._settings)
+        check_queue(qname, self._settings.queues, PlanError)
         timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
         timeout = check_seconds("feed_timeout", timeout, above=0)
         self._refuse_if_over("inference")

@@ -14,29 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.driver.settings import Settings
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, with_article
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.spark.feedable import refuse_without_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["answered", "check_queue"]
-
-
-def check_queue(name: str, settings: Settings) -> str:
-    """Return the name of a queue of a cluster.
-
-    Raises
-    ------
-    PlanError
-        If there is no such queue.
-    """
-    if name not in settings.queues:
-        known = ", ".join(repr(queue) for queue in settings.queues)
-        raise PlanError(f"qname={name!r}: this cluster has {known}. Launch it with queues=[{name!r}, …]")
-    return name
+__all__ = ["answered"]
 
 
 def answered(task: InferTask, data: Any, schema: Any, columns: Sequence[str] | None, keep: bool) -> Any:
@@ -51,7 +36,7 @@ def _of_rdd(task: InferTask, data: Any, schema: Any, columns: Any) -> Any:
 
     if not isinstance(data, RDD):
         raise PlanError(
-            f"data must be a Spark DataFrame or an RDD, got a {type(data).__name__}; make one with "
+            f"data must be a Spark DataFrame or an RDD, got {with_article(type(data).__name__)}; make one with "
             "spark.createDataFrame(…)"
         )
     if schema is not None or columns is not None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 __all__ = [
@@ -47,10 +48,16 @@ class TfosError(Exception):
         return [f"\x1b[31m{first}\x1b[39m" if _has_colors() else first, *rest]
 
 
+def current_shell(modules: Mapping[str, ModuleType] | None = None) -> Any:
+    """Return IPython's shell; None if there is none. IPython is not imported for this."""
+    ipython = (sys.modules if modules is None else modules).get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    return get_ipython() if callable(get_ipython) else None
+
+
 def _has_colors() -> bool:
     """Whether an IPython shell shows tracebacks in colors."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = current_shell()
     return shell is not None and str(shell.colors).casefold() != "nocolor"
 
 
@@ -161,6 +168,23 @@ class MissingPackage(TfosError, ImportError):
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``"1 node"``, ``"2 nodes"``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def with_article(noun: str) -> str:
+    """Return a noun, such as the name of a type, with its article: ``"a list"``, ``"an int"``, ``"an RDD"``."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' or noun in ('RDD', 'RLock') else 'a'} {noun}"
+
+
+def either(names: Sequence[str]) -> str:
+    """Return quoted names as a choice.
+
+    Examples
+    --------
+    >>> either(["fail", "skip", "fill"])
+    "'fail', 'skip' or 'fill'"
+    """
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def near(name: object, names: Iterable[str]) -> str:

@@ -220,7 +220,7 @@ def test_a_fed_cluster_has_the_lineages_places_and_ten_epochs_by_default(spark: 
     )
     assert [(node["executor_id"], node["job_name"]) for node in cluster.cluster_info] == [(0, "master"), (1, "worker")]
     assert cluster.tensorboard_url() is None
-    with pytest.raises(PlanError, match=r"qname='wrong': this cluster has the queues \['input', 'output', 'error'\]"):
+    with pytest.raises(PlanError, match="the queue must be 'input', 'output' or 'error', got 'wrong'"):
         cluster.train(sc.parallelize([1]), qname="wrong")
     with pytest.raises(PlanError, match="num_epochs must be .*, got -1"):
         cluster.train(sc.parallelize([1]), -1)

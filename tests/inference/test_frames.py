@@ -532,7 +532,7 @@ def test_arguments_are_checked_before_anything_is_done(spark, frame):
     assert "keep must be a list of columns" in refusal(frame, "no", keep="id")
     assert "df must be a Spark DataFrame" in refusal([1], "no")  # type: ignore[arg-type]
     assert "the DataFrame has no columns" in refusal(frame.select(), "no")
-    assert "spark is a int, not a SparkSession" in refusal(frame, "no", spark=5)
+    assert "spark must be a SparkSession, got an int" in refusal(frame, "no", spark=5)
 
 
 @arrow_udfs

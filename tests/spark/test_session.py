@@ -393,7 +393,7 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
     assert len(said) == 5, ended.stderr
     assert "/bin/false, does not run" in said[0]
     assert "set PYSPARK_PYTHON" in said[0]
-    assert "spark is a str, not a SparkSession" in said[1]
+    assert "spark must be a SparkSession, got a str" in said[1]
     assert "was stopped" in said[2]
     assert "this DataFrame is of a Spark session that was stopped" in said[3]
     assert "this RDD is of a Spark session that was stopped" in said[4]

@@ -14,6 +14,7 @@ from tfos_nb.cluster import Cluster, launch
 from tfos_nb.compat._program import Program
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import ClusterClosed, PlanError, check_count
+from tfos_nb.runtime.feed.row_queues import check_queue
 
 __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 
@@ -115,8 +116,7 @@ class TFCluster:
     def _check_fed(self, call: str, qname: str) -> None:
         if self.input_mode != InputMode.SPARK:
             raise PlanError(f"{call} feeds rows, and this cluster reads files: run it with input_mode=InputMode.SPARK")
-        if qname not in self.queues:
-            raise PlanError(f"qname={qname!r}: this cluster has the queues {self.queues}. Run it with queues=[…]")
+        check_queue(qname, self.queues, PlanError)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float | None = _SHUTDOWN_SECONDS) -> None:
         """Tell the nodes that no more rows come, and wait until every program has returned; raise any failure.

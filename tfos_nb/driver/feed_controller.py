@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.driver.membership.machine import Membership
-from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.errors import FeedFailed, PlanError, with_article
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
@@ -434,8 +434,7 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     if isinstance(data, RDD):
         rdd_collect: Callable[[], Any] = data.mapPartitions(replace(task, rows=True)).collect
         return rdd_collect
-    kind = type(data).__name__
     raise PlanError(
-        f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} cannot be fed: give a Spark DataFrame or an RDD, such as "
+        f"{with_article(type(data).__name__)} cannot be fed: give a Spark DataFrame or an RDD, such as "
         "spark.createDataFrame(…)"
     )

@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapTyp
 from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import FeedFailed, PlanError, absent_column, check_count, near
 from tfos_nb.inference.column_matching import column_type, depth_of
-from tfos_nb.inference.frames import NULLS, check_fill, check_frame
+from tfos_nb.inference.frames import check_fill, check_frame, check_nulls
 from tfos_nb.inference.model_library import is_keras_model
 from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
@@ -53,8 +53,7 @@ class _Block:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, 1)
-        if self.nulls not in NULLS:
-            raise PlanError(f"nulls must be {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}, got {self.nulls!r}")
+        check_nulls(self.nulls)
 
     def feeds(self, columns: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Feed, ...]:
         """Return where each tensor's values come from."""

@@ -21,7 +21,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType
 
-from tfos_nb.errors import PlanError, absent_column, check_count, near
+from tfos_nb.errors import PlanError, absent_column, check_count, either, near
 from tfos_nb.inference.column_matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_added
 from tfos_nb.inference.model_library import Known, find
 from tfos_nb.inference.model_task import applied
@@ -53,8 +53,7 @@ class Asked:
         check_count("batch_size", self.batch_size, 1)
         if not self.output or not isinstance(self.output, (str, Mapping)):
             raise PlanError(f"output must be the name of a column, got {self.output!r}")
-        if self.nulls not in NULLS:
-            raise PlanError(f"nulls must be {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}, got {self.nulls!r}")
+        check_nulls(self.nulls)
         if isinstance(self.keep, str):
             raise PlanError(f"keep must be a list of columns, got {self.keep!r}; give [{self.keep!r}]")
 
@@ -170,6 +169,12 @@ def _pictures(df: DataFrame, asked: Asked) -> list[str]:
     if isinstance(asked.decode, bool):
         return [f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType)] if asked.decode else []
     return [asked.decode] if isinstance(asked.decode, str) else list(asked.decode)
+
+
+def check_nulls(nulls: str) -> None:
+    """Raise PlanError if ``nulls`` is not one of the policies."""
+    if nulls not in NULLS:
+        raise PlanError(f"nulls must be {either(NULLS)}, got {nulls!r}")
 
 
 def check_fill(fill: Any, columns: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from tfos_nb.errors import PlanError, nearest
+from tfos_nb.errors import PlanError, nearest, with_article
 
 __all__ = [
     "LineParser",
@@ -211,8 +211,4 @@ def find_data(name: str, namespace: Mapping[str, Any], option: str = "--data") -
     kind = type(value)
     if kind.__module__.startswith("pandas") and kind.__name__ == "DataFrame":
         raise PlanError(f"{option} {name}: a pandas DataFrame; spark.createDataFrame({name}) makes one of Spark's")
-    raise PlanError(f"{option} {name}: must be a Spark DataFrame or RDD, got {_a(kind.__name__)}")
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+    raise PlanError(f"{option} {name}: must be a Spark DataFrame or RDD, got {with_article(kind.__name__)}")

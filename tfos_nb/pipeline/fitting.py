@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from tfos_nb.cluster import Cluster, launch
-from tfos_nb.errors import ClusterClosed
+from tfos_nb.errors import ClusterClosed, current_shell
 from tfos_nb.interrupts import interruptible
 from tfos_nb.mlflow.following import follower
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
@@ -165,9 +165,8 @@ def _last(history: list[dict[str, Any]]) -> str:
 
 
 def _in_notebook() -> bool:
-    """Whether IPython runs; it is not imported to find out."""
-    module = sys.modules.get("IPython")
-    return module is not None and module.get_ipython() is not None
+    """Whether IPython runs."""
+    return current_shell() is not None
 
 
 def _screen(progress: str) -> Any:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tfos_nb.errors import current_shell
+
 __all__ = ["EXTENSION", "LISTENER", "PORT", "Listener", "disable", "enable", "keep_quiet", "listener", "listener_jar"]
 
 EXTENSION = "sparkmonitor.kernelextension"
@@ -88,7 +90,7 @@ def listener(
     """
     environ = os.environ if environ is None else environ
     extension = sys.modules.get(EXTENSION) if extension is None else extension
-    shell = _current_shell() if shell is None else shell
+    shell = current_shell() if shell is None else shell
     monitor = getattr(extension, "monitor", None)  # exists only after the extension was loaded in a kernel
     if monitor is None or extension is None or shell is None or not shell.has_trait("kernel"):
         return None
@@ -97,11 +99,6 @@ def listener(
     if not environ.get("JPY_SESSION_NAME") or jar is None:
         return None
     return Listener(jar, int(monitor.getPort()))
-
-
-def _current_shell() -> Any:
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_ipython() if callable(get_ipython) else None
 
 
 def listener_jar(jars: Path, folder: Path) -> Path | None:

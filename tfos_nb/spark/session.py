@@ -38,7 +38,7 @@ from pyspark.sql import SparkSession
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.processes import left_behind, owner
 from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
-from tfos_nb.spark.contexts import Context, context_of, is_connect
+from tfos_nb.spark.contexts import Context, check_session, context_of, is_connect
 from tfos_nb.spark.contexts.named import check_server, named_spark
 from tfos_nb.spark.contexts.pending_slots import ending
 from tfos_nb.spark.java import find_java
@@ -190,8 +190,7 @@ def usable_session(spark: SparkSession) -> SparkSession:
 
 
 def _checked(spark: SparkSession) -> SparkSession:
-    if not hasattr(spark, "createDataFrame"):
-        raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
+    check_session(spark, "leave it out, or give spark=spark")
     if context_of(spark).stopped:
         raise PlanError("the Spark session was stopped: start a new one, or leave spark out")
     return spark

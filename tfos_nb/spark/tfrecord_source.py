@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfos_nb.errors import PlanError
+from tfos_nb.spark.contexts import check_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +38,7 @@ def register(spark: SparkSession) -> None:
     >>> df.write.format("tfrecord").mode("overwrite").save("digits")  # doctest: +SKIP
     >>> spark.read.format("tfrecord").load("digits")  # doctest: +SKIP
     """
-    if not hasattr(spark, "createDataFrame"):
-        raise PlanError(f"spark must be a SparkSession, got a {type(spark).__name__}")
+    check_session(spark, "give the session, as in register(spark)")
     if not register_if_possible(spark):
         import pyspark
 

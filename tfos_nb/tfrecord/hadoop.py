@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.runtime.storage.paths import is_hidden
 from tfos_nb.runtime.tfrecord.files import SUCCESS, DataFile, inflated, partitions_of, plain
 from tfos_nb.runtime.tfrecord.reading import ContentTask, Reading
 from tfos_nb.runtime.tfrecord.writing import GZIP, EncodeTask, WriteJob, file_name, may_write
@@ -72,8 +73,7 @@ def _under(fs: Any, status: Any) -> list[DataFile]:
         one = listed.next()
         url = one.getPath().toString()
         inside = url[len(root) :].strip("/").split("/")
-        hidden = any(name.startswith(".") or (name.startswith("_") and "=" not in name) for name in inside)
-        if one.getLen() and not hidden:
+        if one.getLen() and not any(map(is_hidden, inside)):
             files.append(DataFile(url, int(one.getLen()), partitions_of(inside[:-1])))
     return sorted(files, key=lambda file: file.url)
 

@@ -9,7 +9,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.tfrecord.files import DataFile, NoFileSystem, Opener, absolute, found, open_file
 from tfos_nb.runtime.tfrecord.plan import SAMPLE, Asked, ask, plan
 from tfos_nb.runtime.tfrecord.reading import ReadTask, shares
-from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.contexts import check_session, context_of
 from tfos_nb.spark.tfrecord_source import register_if_possible
 from tfos_nb.tfrecord import hadoop
 
@@ -115,8 +115,7 @@ def infer_schema(
 
 
 def _asked(spark: Any, given: Mapping[str, Any]) -> Asked:
-    if not hasattr(spark, "createDataFrame"):
-        raise PlanError(f"spark must be a SparkSession, as in read(spark, path), got a {type(spark).__name__}")
+    check_session(spark, "give the session first, as in read(spark, path)")
     register_if_possible(spark)
     mode = "skip" if given["skipped"] is not None and given["mode"] == "fail" else given["mode"]
     return ask(

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import quote
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, current_shell
 from tfos_nb.spark.contexts import is_connect
 
 __all__ = ["Host", "Rendering", "check_proxy_url", "detect_host", "parent_server", "proxied_url"]
@@ -82,7 +82,7 @@ def detect_host(
     """
     environ = os.environ if environ is None else environ
     modules = sys.modules if modules is None else modules
-    shell = _current_shell(modules) if shell is None else shell
+    shell = current_shell(modules) if shell is None else shell
     kernel = shell is not None and bool(shell.has_trait("kernel"))
     names: Mapping[str, Any] = getattr(shell, "user_ns", {})
     if environ.get("DATABRICKS_RUNTIME_VERSION"):
@@ -100,13 +100,6 @@ def detect_host(
     if environ.get("VSCODE_PID"):  # set in VS Code's Interactive Window, but not in its terminals
         return Host("vscode", "widget")
     return Host("headless", "html")
-
-
-def _current_shell(modules: Mapping[str, ModuleType]) -> Any:
-    """Return IPython's shell; None if IPython is not imported or has none."""
-    ipython = modules.get("IPython")
-    get_ipython = getattr(ipython, "get_ipython", None)
-    return get_ipython() if callable(get_ipython) else None
 
 
 def _is_inherited(name: str, environ: Mapping[str, str]) -> bool:

@@ -134,6 +134,14 @@ def test_whole_files_are_shared_out_if_asked(folder: Path, kind: str) -> None:
     assert sorted(shares[0] + shares[1]) == list(range(ROWS))
 
 
+def test_a_directory_is_listed_as_spark_lists_it(tmp_path: Path) -> None:
+    read = ["_day=1/b", "a"]
+    for name in (*read, "_SUCCESS", "_day/c", "part-0._COPYING_", ".hidden/d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [file.url for file in list_files(str(tmp_path))] == [f"{tmp_path}/{name}" for name in read]
+
+
 def test_files_gives_every_nth_name(folder: Path) -> None:
     shares = [Reader(index, 2).files(f"{folder}/parquet/*.parquet") for index in range(2)]
     names = [f"{folder}/parquet/part-{number}.parquet" for number in range(5)]

@@ -231,7 +231,7 @@ def test_each_queue_is_read_apart(tmp_path: Path) -> None:
     node.queues.close()
     assert [row.id for row in node.ctx.get_data_feed().next_batch(9)] == [0, 1]
     assert [row.id for row in node.ctx.get_data_feed(qname_in="valid").next_batch(9)] == [10, 11, 12]
-    with pytest.raises(FeedFailed, match="no queue 'vaild': this cluster has 'input', 'valid'"):
+    with pytest.raises(FeedFailed, match="the queue must be 'input' or 'valid', got 'vaild'"):
         node.ctx.get_data_feed(qname_in="vaild")
 
 

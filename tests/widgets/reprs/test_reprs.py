@@ -150,7 +150,7 @@ def test_a_cluster_is_its_panel_with_its_curves(running: ClusterState, history: 
 
 
 def test_the_links_lead_through_the_servers_proxy(running: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfos_nb.widgets.hosts._current_shell", lambda modules: KERNEL)
+    monkeypatch.setattr("tfos_nb.widgets.hosts.current_shell", lambda modules: KERNEL)
     monkeypatch.setenv("JPY_SESSION_NAME", "/work/run.ipynb")
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/alice/")
     state = replace(running, spark_ui="http://driver:4040", log_dir="")

@@ -242,7 +242,7 @@ def test_a_host_without_widgets_gets_the_static_table(
 def test_databricks_gets_the_static_table(
     shell: InteractiveShell, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfos_nb.widgets.hosts._current_shell", lambda modules: KERNEL)
+    monkeypatch.setattr("tfos_nb.widgets.hosts.current_shell", lambda modules: KERNEL)
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
     monkeypatch.setenv("TFOS_NB_PROGRESS", "auto")
     with capture_output() as captured:

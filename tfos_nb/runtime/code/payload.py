@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, with_article
 from tfos_nb.runtime.code import source_text
 
 __all__ = ["pack", "pickled_by_value", "unpack"]
@@ -159,7 +159,7 @@ def _blame(main: Callable[..., Any], args: Any) -> str:
         return ""
     part, reason = found
     kind = type(part.value).__name__
-    return f"{part.where}, {_article(kind)} {kind}, which cannot be sent to the nodes: {reason}. Make it inside main"
+    return f"{part.where}, {with_article(kind)}, which cannot be sent to the nodes: {reason}. Make it inside main"
 
 
 def _why_unpicklable(value: Any) -> str:
@@ -229,7 +229,7 @@ def _culprits(main: Any, args: Any) -> Iterator[str]:
         if reason is not None:
             kind = type(part.value).__name__
             verb = "which cannot be sent to the nodes"
-            yield f"{part.where}, {_article(kind)} {kind}, {verb}: {reason.format(name=part.name)}"
+            yield f"{part.where}, {with_article(kind)}, {verb}: {reason.format(name=part.name)}"
         elif id(part.value) not in seen:
             seen.add(id(part.value))
             waiting += reversed([*_parts(part)])
@@ -335,7 +335,3 @@ def _why_not(value: Any) -> str | None:
         if reason is not None:
             return reason
     return None
-
-
-def _article(word: str) -> str:
-    return "an" if word[:1].lower() in "aeiou" or word in ("RDD", "RLock") else "a"

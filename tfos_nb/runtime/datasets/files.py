@@ -29,6 +29,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.batching import Pass, Shares
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.rows.columns import first_lengths
+from tfos_nb.runtime.storage.paths import is_hidden
 from tfos_nb.runtime.storage.remote import Unreachable, file_system
 
 __all__ = ["File", "FileSource", "Reading", "Span", "list_files", "naming", "share_of_files"]
@@ -77,8 +78,8 @@ def naming(file: File) -> Iterator[None]:
 def list_files(pattern: str | Sequence[str]) -> list[File]:
     """Return the files that match one or several patterns, sorted by name, without duplicates.
 
-    A directory stands for all files in it and below it. As in Spark, files and directories whose names begin with ``_``
-    or ``.`` are left out there.
+    A directory stands for all files in it and below it. As in Spark, those that :func:`is_hidden` names are left
+    out there.
 
     Raises
     ------
@@ -106,7 +107,7 @@ def _matching(pattern: str) -> list[File]:
         if glob.has_magic(path):
             paths = [str(name) for name, info in system.glob(path, detail=True).items() if info["type"] == "file"]
         elif system.isdir(path):
-            paths = [name for name in system.find(path) if not _is_hidden(name[len(path) :])]
+            paths = [name for name in system.find(path) if not any(map(is_hidden, name[len(path) :].split("/")))]
         else:
             paths = [path] if system.exists(path) else []
         return [File(system.unstrip_protocol(name) if "://" in pattern else name, name, system) for name in paths]
@@ -116,10 +117,6 @@ def _matching(pattern: str) -> list[File]:
         raise FeedFailed(
             f"{pattern} cannot be listed from {socket.gethostname()}, and every node must be able to read it: {error}"
         ) from error
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 def share_of_files(pattern: str | Sequence[str], rank: int, count: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from tfos_nb.errors import FeedFailed
+from tfos_nb.errors import FeedFailed, TfosError, either
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
@@ -22,18 +22,13 @@ DEFAULT_QUEUE = "input"
 _FEEDS_KNOWN = 256  # a stream has no end
 
 
-def check_queue(name: str, known: Sequence[str]) -> str:
-    """Return the name of a queue.
-
-    Raises
-    ------
-    FeedFailed
-        If the cluster has no such queue; the message names the existing ones.
-    """
+def check_queue(name: str, known: Sequence[str], error: type[TfosError] = FeedFailed) -> None:
+    """Raise an error that names the existing queues, if the cluster has no queue ``name``."""
     if name not in known:
-        listed = ", ".join(repr(one) for one in known)
-        raise FeedFailed(f"no queue {name!r}: this cluster has {listed}. Name it at the launch: queues=[{name!r}, …]")
-    return name
+        raise error(
+            f"the queue must be {either(known)}, got {name!r}; correct it, or start the cluster with "
+            f"queues=[{name!r}, …]"
+        )
 
 
 class RowQueues:

@@ -17,6 +17,7 @@ __all__ = [
     "default_file_system",
     "hadoop_conf_dirs",
     "is_forbidden",
+    "is_hidden",
     "is_local",
     "spill_directory",
     "tf_path",
@@ -105,6 +106,19 @@ def is_local(filesystem: Any) -> bool:
 def is_forbidden(error: OSError) -> bool:
     """Return whether an error means that writing is not permitted, or that a path's parent is no directory."""
     return isinstance(error, (PermissionError, NotADirectoryError)) or error.errno == errno.EROFS
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether Spark leaves out a file or directory of this name when it reads a directory.
+
+    A partition's directory is read, even if its column's name begins with ``_``.
+
+    Examples
+    --------
+    >>> [is_hidden(name) for name in ("_SUCCESS", ".part-0.crc", "part-1._COPYING_", "_day=1", "part-0")]
+    [True, True, True, False, False]
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
 def hadoop_conf_dirs() -> list[str]:

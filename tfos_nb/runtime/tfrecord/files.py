@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.storage import remote
-from tfos_nb.runtime.storage.paths import is_local
+from tfos_nb.runtime.storage.paths import is_hidden, is_local
 from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
 from tfos_nb.truncate import without_password
 
@@ -133,17 +133,13 @@ def _under(fs: Any, root: str) -> list[DataFile]:
         inside = posixpath.relpath(path, root).split("/") if path != root else []
         size = listed[path].get("size")
         size = int(fs.size(path) if size is None else size)  # fs.find() of a single file may lack its size
-        if size and not any(map(_is_hidden, inside)):
+        if size and not any(map(is_hidden, inside)):
             files.append(DataFile(_url(fs, path), size, partitions_of(inside[:-1])))
     return files
 
 
 def _url(fs: Any, path: str) -> str:
     return path if is_local(fs) else str(fs.unstrip_protocol(path))
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def partitions_of(directories: Sequence[str]) -> tuple[tuple[str, str | None], ...]:

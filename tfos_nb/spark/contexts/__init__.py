@@ -14,14 +14,21 @@ PySpark's private API. ``spark``, ``driver``, ``cluster``, ``inference``, ``tfre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tfos_nb.errors import PlanError, with_article
 from tfos_nb.spark.contexts.base import Context, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Context", "context_of", "is_connect"]
+__all__ = ["Context", "check_session", "context_of", "is_connect"]
+
+
+def check_session(spark: Any, remedy: str) -> None:
+    """Raise PlanError if a value is not a SparkSession; the message ends with ``remedy``."""
+    if not hasattr(spark, "createDataFrame"):
+        raise PlanError(f"spark must be a SparkSession, got {with_article(type(spark).__name__)}; {remedy}")
 
 
 def context_of(spark: SparkSession) -> Context:
