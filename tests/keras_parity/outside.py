@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -138,10 +139,27 @@ def within(scope: Callable[[], Any], case: Callable[[], dict[str, Any]]) -> dict
         return case()
 
 
+def train_under_several_strategies(worker: int, workers: int) -> dict[str, Any]:
+    """Make a strategy for each model, in which the first worker comes later than the other, which waits for it."""
+    losses = []
+    for units in (1, 2):
+        threading.Event().wait(2.0 if worker == 0 and workers > 1 else 0.0)
+        keras.utils.set_random_seed(units)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x = np.arange(12.0).reshape(6, 2) / 12
+        losses += model.fit(x, x.sum(1), batch_size=6, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return {"losses": losses}
+
+
 def main(out: str) -> None:
     """Run each case."""
-    _, _, strategy = as_worker()
-    write_results(out, [(case.__name__, partial(within, strategy.scope, case)) for case in CASES])
+    worker, workers, strategy = as_worker()
+    cases = [(case.__name__, partial(within, strategy.scope, case)) for case in CASES]
+    more = partial(train_under_several_strategies, worker, workers)
+    write_results(out, [*cases, (train_under_several_strategies.__name__, more)])
 
 
 if __name__ == "__main__":

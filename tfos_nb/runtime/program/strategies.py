@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import logging
 import os
 import re
@@ -48,6 +49,9 @@ _ASK_PROTOCOL = (
 _PROBE_SECONDS = 120.0
 _AWAITED = 60.0  # seconds for which a node waits for another's server before it leaves the wait to TensorFlow
 _LOOKS_EVERY = 0.01
+
+_key_bases = itertools.count(0, 1000)
+"""The first key of each synchronous strategy of this process; a strategy uses a few."""
 
 
 @dataclass(frozen=True)
@@ -401,11 +405,13 @@ def refuse_what_fails() -> None:
 
     MultiWorkerMirroredStrategy in a cluster with parameter servers waits forever. Keras 3's ``fit`` under
     ParameterServerStrategy fails with advice that does not help. MultiWorkerMirroredStrategy after the first operation
-    of TensorFlow fails with a message that does not mention that operation.
+    of TensorFlow fails with a message that does not mention that operation. A second MultiWorkerMirroredStrategy works
+    (:func:`_keep_collectives`).
     """
     import tensorflow as tf
 
     note_first_use()
+    _keep_collectives()
     _before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _before_synchronous)
     if importlib.util.find_spec("keras") is None:
         return
@@ -435,8 +441,38 @@ def _before_synchronous(strategy: Any, cluster_resolver: Any = None, *args: Any,
     if Role.PS.value in tf_config()[0]:
         raise PlanError(_SYNC_WITH_PS)
     note_strategy(strategy)
+    strategy._collective_key_base = next(_key_bases)
     if cluster_resolver is None:  # another resolver may name a cluster of its own
         _await_leader()
+
+
+def _keep_collectives() -> None:
+    """Patch TensorFlow to set up a process's collectives once, however many synchronous strategies it makes.
+
+    Each ``MultiWorkerMirroredStrategy`` would set them up anew. That aborts the collectives in which other workers wait
+    that are faster: one worker fails with "Delete called on non-empty BufRendezvous", the others wait forever. Instead,
+    the strategies share them, and each has keys of its own for its collectives (:func:`_before_synchronous`).
+    """
+    from tensorflow.python.eager.context import Context
+
+    enable = Context.enable_collective_ops
+    if hasattr(enable, "tfos_nb_checked"):
+        return
+
+    @functools.wraps(enable)
+    def enable_once(self: Any, server_def: Any) -> None:
+        before = self._collective_ops_server_def
+        if before is None or not self._initialized:
+            enable(self, server_def)
+            return
+        if before.cluster != server_def.cluster:
+            raise PlanError(
+                "this process has a MultiWorkerMirroredStrategy of another cluster already: make all of them with the "
+                "same resolver, or without one"
+            )
+
+    enable_once.tfos_nb_checked = True  # type: ignore[attr-defined]
+    Context.enable_collective_ops = enable_once
 
 
 def _refuse_keras3(model: Any, *args: Any, **kwargs: Any) -> None:
