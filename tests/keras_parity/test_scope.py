@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.keras_parity.workers import read_results, run
+from tfos_nb.runtime.keras.versions import installed_keras
 
 Results = dict[str, dict[str, Any]]
 
@@ -36,7 +37,8 @@ def test_what_would_train_otherwise_is_refused_by_its_name(
     ran: tuple[list[Results], Results], case: str, told: str
 ) -> None:
     workers, alone = ran
-    assert "error" not in alone[case]
+    trains_in_one_process = case != "stateful" or installed_keras() >= "3.13"  # 3.12 fails to compile such a layer
+    assert ("error" not in alone[case]) is trains_in_one_process
     for worker in workers:
         assert told in worker[case]["error"]
 

@@ -68,6 +68,15 @@ def _record_batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: column(values) for name, values in columns.items()})
 
 
+def _by_name(results: dict[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield results by name; Keras 3.12 nests those of metrics where a step of one's own gives their results."""
+    for name, value in results.items():
+        if isinstance(value, dict):
+            yield from _by_name(value, f"{outer}{name}/")
+        else:
+            yield outer + name, value
+
+
 def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[str, Any]:
     """Train one case; return its weights, history, and what evaluate and predict give."""
     keras.backend.clear_session()
@@ -92,7 +101,7 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
     return {
         "weights": [w.tolist() for w in weights],
         "history": {name: np.asarray(values, "float64").tolist() for name, values in history.items()},
-        "evaluate": {name: np.asarray(value, "float64").tolist() for name, value in evaluated.items()},
+        "evaluate": {name: np.asarray(value, "float64").tolist() for name, value in _by_name(evaluated)},
         "predict": [np.sort(np.asarray(of_output, "float64"), axis=0).tolist() for of_output in predicted],
         "steps": steps,
         "near": case.near,
