@@ -484,12 +484,14 @@ class ClusterController:
     @property
     def failures(self) -> list[Failure]:
         """The failures since the last rendezvous, the first one first."""
-        return self.membership.failures
+        with self.changed:
+            return list(self.membership.failures)
 
     @property
     def replaced(self) -> dict[str, Replaced]:
         """The replacements of lost nodes whose rows have not been fed again yet."""
-        return self.membership.replaced
+        with self.changed:
+            return dict(self.membership.replaced)
 
     @property
     def first(self) -> str:

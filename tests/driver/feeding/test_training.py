@@ -169,6 +169,27 @@ def test_a_fit_with_more_epochs_than_are_fed_ends_with_the_last_rows_and_says_so
     assert "fit ends before epoch 3 of 5: no more rows were fed" in cluster.logs("worker:1")
 
 
+def fit_by_numbers_of_steps(args: Any, ctx: Any) -> list[float]:
+    import keras
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+    losses: list[float] = []
+    for dataset in (ctx.dataset(ROWS, x="x", y="y"), ctx.dataset(ROWS, x="x", y="y").repeat()):
+        losses += model.fit(dataset, epochs=2, steps_per_epoch=1, verbose=0).history["loss"]
+    ctx.stop_feeding()
+    return losses
+
+
+def test_a_fit_whose_epochs_find_no_rows_at_the_end_of_a_pass_says_so(spark: SparkSession, frame: DataFrame) -> None:
+    with launch(fit_by_numbers_of_steps, workers=2, spark=spark) as cluster:
+        cluster.train(frame, epochs=4)
+    assert [loss > 0 for loss in cluster.results()["worker:0"]] == [True, False, True, True], "as of a generator"
+    (told,) = [line for line in cluster.logs("worker:1").splitlines() if "WARNING fit(" in line]
+    assert "fit(steps_per_epoch=1) made 2 epochs of 1 passes over the rows" in told
+
+
 def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> None:
     with launch(seen_ids, {"passes": 3}, workers=2, spark=spark, spill_bytes=1000) as cluster:
         cluster.train(spark.range(2000), epochs=3)

@@ -147,7 +147,7 @@ class TrainingCalls:
             call.go_on(rendezvous)
         if not all_there:
             return
-        for node, place in dict(self.controller.replaced).items():
+        for node, place in self.controller.replaced.items():
             for call in self._calls[: self._index + 1]:
                 call.refill(node, self._from + place.through, place.since)
             self.controller.fed_again(node)

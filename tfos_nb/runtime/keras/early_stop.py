@@ -67,12 +67,28 @@ class _Watch:
                 several = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
                 given.arguments["callbacks"] = [guard(self.missed), *several]  # ours is first
             history = fit(*given.args, **given.kwargs)
+            passes = {name: count - before[name] for name, count in self.begun().items() if count != before[name]}
             if getattr(model, "stop_training", False):
-                for queue in [name for name, count in self.begun().items() if count != before[name]]:
+                for queue in passes:
                     self.enough(queue)
+            elif steps := given.arguments.get("steps_per_epoch"):
+                _warn_of_steps(steps, len(history.epoch), sum(passes.values()))
             return history
 
         return fit_that_tells
+
+
+def _warn_of_steps(steps: int, epochs: int, passes: int) -> None:
+    """Warn if epochs of a number of steps have found no rows: Keras does not begin the next pass within an epoch."""
+    if 0 < passes < epochs:
+        _log.warning(
+            "WARNING fit(steps_per_epoch=%s) made %d epochs of %d passes over the rows: an epoch that begins at the "
+            "end of a pass finds no rows, and its loss is 0. Leave steps_per_epoch out, so that an epoch is a pass, or "
+            "give dataset.repeat(). cluster.train() waits until its passes are read, or main calls ctx.stop_feeding()",
+            steps,
+            epochs,
+            passes,
+        )
 
 
 class _EndOfRows:
