@@ -46,7 +46,8 @@ def check(case: str, mine: dict[str, Any], alone: dict[str, Any]) -> None:
     if case == "within batches":
         assert passes[0] == passes[1], case
         return
-    assert passes[0] != passes[1], f"{case}: each pass has the same order"
+    # Of the orders of five batches, two passes have the same one in 120 runs, and three in 14,400.
+    assert any(one != passes[0] for one in passes[1:]), f"{case}: each pass has the same order"
 
 
 def compare(folder: Path) -> None:

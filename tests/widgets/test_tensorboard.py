@@ -123,7 +123,10 @@ def test_a_cluster_without_logs_is_refused_and_told_how_to_have_them(endpoint: E
 
 
 def test_nothing_to_show_is_said(endpoint: Endpoint) -> None:
-    with pytest.raises(PlanError, match="Name a cluster, or a directory with --logdir"):
+    with pytest.raises(
+        PlanError,
+        match="got neither; name a cluster, or give --logdir DIR",
+    ):
         show_tensorboard(host=Host("jupyter", "widget"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,11 +80,15 @@ def test_the_one_that_is_much_slower_is_found_among_any_number(own: list[float],
 
 def test_it_is_told_what_it_does_and_what_its_host_does() -> None:
     found = Straggler("worker:1", 0.9, 0.3)
-    assert say_slow(found, None) == "is slow: its own part of a step is 90%, that of the others 30%"
+    assert say_slow(found, []) == "is slow: its own part of a step is 90%, that of the others 30%"
     text = 'Thread (main) 0x01 (most recent call first):\n  File "/home/ann/train.py", line 7 in augment'
     host = HostFigures(97.4, 4, 3 << 20, 1 << 19)
     taken = StacksTaken("worker:1", 1, text, "S", 12.0, host)
-    assert say_slow(found, taken) == (
+    tensorflow = "/usr/lib/python3.11/site-packages/tensorflow/python/eager/execute.py"
+    computes = f'Thread (main) 0x01 (most recent call first):\n  File "{tensorflow}", line 53 in quick_execute'
+    other = replace(taken, text=computes)
+    assert "; it waits for its rows, or computes in TensorFlow; its host" in say_slow(found, [other, taken, other])
+    assert say_slow(found, [other, taken, other, taken]) == (
         "is slow: its own part of a step is 90%, that of the others 30%; it is in your program, line 7 of train.py, in "
         "augment; its host: CPU 97 % of 4, memory pressure 12 %, network 3.0 MiB/s in and 0.5 MiB/s out"
     )

@@ -6,8 +6,10 @@ Pure functions of what the nodes have reported: :func:`explain`, and :func:`neve
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import PurePath
 
 from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main
@@ -153,17 +155,22 @@ def _finding(one: Situation) -> Finding:
     return Finding(one.node, "did not answer when it was asked for its stack", waits=False)
 
 
-def describe_slow(taken: StacksTaken) -> str:
+def describe_slow(samples: Sequence[StacksTaken]) -> str:
     r"""Return what a slow worker does, of which it is known that it does not wait for the others.
+
+    All workers compute in TensorFlow. So what one of them does elsewhere counts, if it is seen twice.
 
     Examples
     --------
     >>> lines = ["Thread (main) 0x01 (most recent call first):", '  File "/home/ann/train.py", line 12 in augment']
-    >>> describe_slow(StacksTaken("worker:1", 1, "\n".join(lines)))
+    >>> describe_slow([StacksTaken("worker:1", 1, "\n".join(lines))])
     'is in your program, line 12 of train.py, in augment'
     """
-    found = _finding(Situation(taken.node, cpu_percent=100.0, stacks=taken))
-    return f"waits for its rows, or {found.text}" if found.works else found.text
+    found = [_finding(Situation(taken.node, cpu_percent=100.0, stacks=taken)) for taken in samples]
+    elsewhere = Counter(one.text for one in found if not one.works)
+    computes = next((one.text for one in found if one.works), "")
+    text, times = max(elsewhere.items(), key=itemgetter(1), default=("", 0))
+    return text if times > 1 or not computes else f"waits for its rows, or {computes}"
 
 
 def _in_tensorflow(frames: Sequence[Frame]) -> bool:

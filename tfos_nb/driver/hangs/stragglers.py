@@ -8,7 +8,7 @@ larger than that of the others. :class:`Stragglers` decides this from what the n
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tfos_nb.driver.hangs.explanation import describe_slow
@@ -110,21 +110,21 @@ def _own_part(before: Mark, mark: Mark) -> float:
     return min(1.0, max(0.0, 1 - (mark.waited - before.waited) / (mark.at - before.at)))
 
 
-def say_slow(found: Straggler, taken: StacksTaken | None) -> str:
+def say_slow(found: Straggler, samples: Sequence[StacksTaken]) -> str:
     """Return a text about a slow worker, which follows the node's name.
 
     Parameters
     ----------
     found : Straggler
         The worker.
-    taken : StacksTaken or None
-        Its stacks, and its host's figures, if they have come.
+    samples : sequence of StacksTaken
+        Its stacks at several moments, and its host's figures, as far as they have come.
     """
     parts = [f"is slow: its own part of a step is {found.own:.0%}, that of the others {found.median:.0%}"]
-    if taken is not None:
-        parts += [f"it {describe_slow(replace(taken, memory_pressure=0.0))}"]  # its host is described below
-    if taken is not None and taken.host is not None:
-        parts += [_host(taken.host, taken.memory_pressure)]
+    if samples:
+        parts += [f"it {describe_slow([replace(one, memory_pressure=0.0) for one in samples])}"]  # its host is below
+    if samples and samples[-1].host is not None:
+        parts += [_host(samples[-1].host, samples[-1].memory_pressure)]
     return "; ".join(parts)
 
 

@@ -35,6 +35,7 @@ _EVERY = 1.0  # seconds between two looks
 _LEAST, _STEPS = 10.0, 5.0  # seconds, and usual steps
 _SOON = 4.0  # seconds, after which a stopped process is reported
 _WITHIN = 3.0  # seconds for the supervisors' answers
+_SAMPLES = 5  # stacks of a slow worker, which is not always where it loses its time
 
 
 class Watched(Protocol):
@@ -88,6 +89,7 @@ class HangWatch:
         self._marks: Mapping[str, Any] | None = None
         self._moved = self._asked = time.monotonic()
         self._usual = 0.0  # seconds between two moves
+        self._has_moved = False
         self._told = self._looked = self._suspected = self._failed = False
         self._stragglers = Stragglers()
         self._slow: dict[str, str] = {}
@@ -123,8 +125,8 @@ class HangWatch:
         if found.keys() == self._slow.keys():
             return
         new = [one for name, one in found.items() if name not in self._slow]
-        stacks = self._watched.stacks(_WITHIN) if new else {}
-        texts = {one.node: say_slow(one, stacks.get(one.node)) for one in new}
+        samples = [self._watched.stacks(_WITHIN) for _ in range(_SAMPLES)] if new else []
+        texts = {one.node: say_slow(one, [taken[one.node] for taken in samples if one.node in taken]) for one in new}
         for node in self._slow.keys() - found.keys():
             logger.warning("cluster %s: %s is slow no more", self._name, node)
         for node, text in texts.items():
@@ -135,7 +137,9 @@ class HangWatch:
     def _note_move(self, marks: Mapping[str, Any] | None, now: float) -> None:
         """Record that something has moved, or that nothing can be expected to."""
         if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
-            self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
+            if self._has_moved:  # the first step takes longer than usual: TensorFlow traces it
+                self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
+            self._has_moved = True
         self._end(now, marks is not None)
         self._marks, self._moved, self._asked, self._looked = marks, now, now, False
 
