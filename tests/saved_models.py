@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import ENVIRONMENT, SCRIPT_SECONDS
 
-__all__ = ["close", "column", "kinds", "known", "rows"]
+__all__ = ["close", "column", "kinds", "known", "make_models", "rows"]
 
 ROWS = 50
 
@@ -117,20 +117,19 @@ np.savez("expected.npz", x=x, b=b,
 """
 
 
-@pytest.fixture(scope="session")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kinds")
+def make_models(folder: Path, script: str) -> Path:
+    """Run a script that saves models into a folder, in a process of its own, and return the folder."""
+    command, environment = [sys.executable, "-c", script], {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
-        [sys.executable, "-c", MAKE.format(rows=ROWS)],
-        cwd=folder,
-        env={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_SECONDS,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("kinds"), MAKE.format(rows=ROWS))
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from tests.conftest import ENVIRONMENT, SCRIPT_SECONDS, RunScript
+from tests.conftest import SCRIPT_SECONDS, RunScript
+from tests.saved_models import column, make_models
 from tests.versions import SPARK, arrow_udfs
 from tfos_nb.errors import PlanError
 from tfos_nb.inference.frames import predict
@@ -123,14 +122,7 @@ np.savez(
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "-c", MAKE_MODELS.format(rows=ROWS)]
-    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1"}
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return folder
+    return make_models(tmp_path_factory.mktemp("models"), MAKE_MODELS.format(rows=ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +136,6 @@ def frame(spark: SparkSession, expected: dict[str, Any]) -> DataFrame:
     """The rows that the models know, in three partitions: an id, the array x of 4, and the whole number b."""
     rows = [(i, x.tolist(), int(b)) for i, (x, b) in enumerate(zip(expected["x"], expected["b"], strict=True))]
     return spark.createDataFrame(rows, "id int, x array<float>, b int").repartition(3).cache()
-
-
-def column(scored: DataFrame, name: str = "prediction") -> np.ndarray[Any, Any]:
-    return np.array([row[name] for row in scored.orderBy("id").select(name).collect()])
 
 
 def close(found: Any, expected: Any) -> bool:

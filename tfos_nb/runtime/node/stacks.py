@@ -141,9 +141,8 @@ class _HostCounters:
         import psutil
 
         times, network = psutil.cpu_times(), psutil.net_io_counters()
-        total = (
-            sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        )  # Linux counts these twice
+        counted_twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # by Linux
+        total = sum(times) - counted_twice
         busy = total - times.idle - getattr(times, "iowait", 0.0)
         received, sent = (network.bytes_recv, network.bytes_sent) if network is not None else (0, 0)
         return cls(time.monotonic(), total, busy, received, sent)
