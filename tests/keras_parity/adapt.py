@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.keras_parity.workers import as_worker, write_results
-from tfos_nb.runtime.feed.batching import Cut
+from tfos_nb.runtime.feed.passes import Cut
 from tfos_nb.runtime.keras.distributed_datasets import divisible
 
 L = keras.layers

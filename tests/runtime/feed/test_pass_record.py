@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfos_nb.runtime.datasets.dataset import Blocks, CutBlocks
-from tfos_nb.runtime.feed.batching import Cut, Division, Pass, Shares
 from tfos_nb.runtime.feed.pass_record import PassRecord
+from tfos_nb.runtime.feed.passes import Cut, Division, Pass, Shares
 from tfos_nb.runtime.rows.columns import columns_of
 
 COLUMNS = tuple(columns_of(pa.schema([("id", pa.int64())]), {}).values())

@@ -16,7 +16,8 @@ from tfos_nb.driver.feed_controller import Feed
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.feed.pass_record import PassRecord
-from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
+from tfos_nb.driver.held_positions import HeldPositions
+from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.rows.spans import end_of_span, merged, next_span, rows_within
 
 __all__ = ["node"]

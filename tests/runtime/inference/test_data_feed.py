@@ -18,7 +18,8 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
-from tfos_nb.runtime.control.placement import QUESTIONS, InferencePlacement
+from tfos_nb.driver.placements import InferencePlacement
+from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer

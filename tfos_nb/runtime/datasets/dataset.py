@@ -1,7 +1,7 @@
 """Make a ``tf.data.Dataset`` from record batches.
 
-Whole blocks of rows enter TensorFlow, which cuts them into batches. :mod:`tfos_nb.runtime.feed.batching` computes the
-sizes of the batches, block by block, in Python.
+Whole blocks of rows enter TensorFlow, which cuts them into batches. :mod:`tfos_nb.runtime.datasets.batching` computes
+the sizes of the batches, block by block, in Python.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed, near
+from tfos_nb.runtime.datasets.batching import Batches, Cutter, cutter_of
 from tfos_nb.runtime.datasets.class_weights import weights_of
 from tfos_nb.runtime.datasets.tuning import as_fed
-from tfos_nb.runtime.feed.batching import Batches, Cut, Cutter, Pass
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.feed.pass_record import PassRecord
+from tfos_nb.runtime.feed.passes import Cut, Pass
 from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size, tracked
 from tfos_nb.runtime.keras.inputs import named
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
@@ -209,7 +210,7 @@ class CutBlocks:
             one = rows if isinstance(rows, Pass) else Pass(rows, _unknown)
             self.cut.passes += 1
             self.cut.record = one.record
-            cutter, waiting = self.cut.cutter(one.shares()), _Waiting(one.record)
+            cutter, waiting = cutter_of(self.cut, one.shares()), _Waiting(one.record)
             for block in self._shuffled(one):
                 waiting.add(block)
                 yield from self._cut(waiting, cutter.more(block.num_rows), cutter)

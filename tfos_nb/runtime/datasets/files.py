@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.batching import Pass, Shares
 from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.passes import Pass, Shares
 from tfos_nb.runtime.rows.columns import first_lengths
 from tfos_nb.runtime.storage.paths import is_hidden
 from tfos_nb.runtime.storage.remote import Unreachable, file_system

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.batching import Shares
 from tfos_nb.runtime.feed.ledger import SAME_VERSION, FeedEnds, Reached
 from tfos_nb.runtime.feed.pass_schedule import FeedState
+from tfos_nb.runtime.feed.passes import Shares
 from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.runtime.rows.spans import Spans, merged, rows_within

@@ -2,7 +2,7 @@
 
 TensorFlow's strategies divide each batch of a dataset into one part for each replica, on every worker separately. So a
 partial batch of two workers becomes two steps of half its size, and a worker without batches joins with empty ones. A
-dataset of fed rows knows the right sizes (:mod:`tfos_nb.runtime.feed.batching`). So a strategy must not divide its
+dataset of fed rows knows the right sizes (:mod:`tfos_nb.runtime.datasets.batching`). So a strategy must not divide its
 batches, nor those of a dataset that ``map``, ``prefetch`` and the like make from it.
 """
 
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.feed.batching import Cut, Division
+from tfos_nb.runtime.feed.passes import Cut, Division
 from tfos_nb.runtime.keras.own_loops import expect_lacking_rows
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.control.wire import encode
-from tfos_nb.runtime.feed.batching import Cut
+from tfos_nb.runtime.feed.passes import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
 from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfos_nb.runtime.feed.batching import Batches, Cutter, Division, Shares, parts_of, steps_of_pass
+from tfos_nb.runtime.datasets.batching import Batches, Cutter, parts_of, steps_of_pass
+from tfos_nb.runtime.feed.passes import Division, Shares
 
 
 def cut(division: Division, shares: Shares, *, streamed: bool, pieces: list[int], whole: bool = False) -> list[int]:

@@ -1,0 +1,132 @@
+"""The rows of a pass on one worker, and how they are divided into the steps that all workers do together.
+
+:class:`Pass` and :class:`Shares` say what comes: the rows, and how many each worker has. :class:`Cut` and
+:class:`Division` say what is asked: by the program, and by its strategy. :mod:`tfos_nb.runtime.datasets.batching` cuts
+the one by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tfos_nb.runtime.feed.pass_record import PassRecord
+
+__all__ = ["Cut", "Division", "Pass", "Shares"]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Numbers of rows that the workers have in a pass.
+
+    Parameters
+    ----------
+    own : int
+        Rows of this worker.
+    total : int
+        Rows of all workers.
+    most : int
+        Rows of the worker that has the most.
+    """
+
+    own: int
+    total: int
+    most: int
+
+
+class Pass(Iterator[pa.RecordBatch]):
+    """Iterator over the rows of one pass, as they come.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        The rows.
+    shares : callable
+        Returns the workers' :class:`Shares`, or None while they are not known; called again at the end of the rows.
+    record : PassRecord, optional
+        Where the order of the rows, and their batches, are recorded.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        shares: Callable[[], Shares | None],
+        record: PassRecord | None = None,
+    ) -> None:
+        self._batches = batches
+        self.shares = shares
+        self.record = record or PassRecord()
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Leave the pass: none of its remaining rows are wanted."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+
+
+@dataclass(frozen=True)
+class Division:
+    """Division of a step's rows among replicas.
+
+    Parameters
+    ----------
+    batch : int
+        Rows of a step, of all workers together.
+    worker, workers : int
+        This worker's number, and how many there are.
+    replicas : int
+        Replicas of each worker, such as its GPUs.
+    """
+
+    batch: int
+    worker: int = 0
+    workers: int = 1
+    replicas: int = 1
+
+    def own(self, step: int) -> int:
+        """Return this worker's rows of a step of full size, counted from 0; at least 1.
+
+        If the batch cannot be divided evenly, the workers take turns with the extra row. They receive equally many
+        rows, so they finish them after the same number of steps.
+
+        Examples
+        --------
+        >>> [Division(3, worker=0, workers=2).own(step) for step in range(4)]
+        [1, 2, 1, 2]
+        """
+        turn = (self.worker + step) % self.workers
+        return max(1, self.batch * (turn + 1) // self.workers - self.batch * turn // self.workers)
+
+    @property
+    def most(self) -> int:
+        """The most rows that a worker has of a step of full size."""
+        return max(1, -(-self.batch // self.workers))
+
+
+@dataclass
+class Cut:
+    """Division of a dataset's passes into batches: as its program asked, unless a synchronous strategy divides them.
+
+    Parameters
+    ----------
+    batch : int
+        The dataset's ``batch_size``.
+    whole : bool
+        Its ``drop_remainder``.
+    division : Division or None
+        How the strategy divides it. Takes effect at the next iteration.
+    passes : int
+        Passes that have begun.
+    record : PassRecord or None
+        The record of the pass that began last.
+    """
+
+    batch: int
+    whole: bool = False
+    division: Division | None = None
+    passes: int = 0
+    record: PassRecord | None = None
