@@ -549,6 +549,23 @@ def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
     assert cluster.controller.nodes_with_rows() == ("worker:1",)
 
 
+def test_a_program_that_never_says_how_far_it_is_does_not_hang(make: Callable[..., Cluster]) -> None:
+    cluster = make(2, input_mode="tensorflow")
+    cluster.bring_up("worker:0", "worker:1")
+    for node in ("worker:0", "worker:1"):
+        cluster.say(beat(node))
+    assert cluster.controller.marks() is None
+    cluster.say(beat("worker:1", None, StepReport(step=1)))
+    assert cluster.controller.marks() == {"worker:0": (0, 0, 1), "worker:1": (1, 0, 1)}
+
+
+def test_a_node_is_expected_to_return_when_another_one_has(make: Callable[..., Cluster]) -> None:
+    cluster = make(2, input_mode="tensorflow")
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(MainReturned("worker:0", wire.encode(None)))
+    assert cluster.controller.marks() == {"worker:1": (0, 0, 1)}
+
+
 def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
     names = [f"worker:{index}" for index in range(20)]
     cluster = make(20)

@@ -606,13 +606,20 @@ class ClusterController:
             return self._rows, self._reports
 
     def marks(self) -> dict[str, Any] | None:
-        """Return by node what changes when it moves; None unless all nodes that train have begun, and rows wait."""
+        """Return by node what changes when it moves; None while nothing can be expected of the nodes.
+
+        That is until all nodes that train have begun, and while none has rows. A program that takes no rows and has
+        never reported a step does not say whether it moves, so it is expected only to return on all nodes.
+        """
         with self.changed:
             training = self._still_training()
             if not training or not all(one.status is NodeStatus.TRAINING for one in training):
                 return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
             if all(one.waits_for_rows for one in figures.values()):
+                return None
+            speaks = any(one.taken or one.has_rows for one in figures.values())
+            if not speaks and not any(one.returned for one in self.membership.training):
                 return None
             return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.driver.held_positions import HeldPositions
 from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError, with_article
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.feed.pass_schedule import BATCHES_KNOWN
-from tfos_nb.driver.held_positions import HeldPositions
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from tfos_nb.driver.placements import InferencePlacement
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
-from tfos_nb.driver.placements import InferencePlacement
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.row_queues import RowQueues
@@ -647,28 +647,6 @@ def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
 
 
 # --- who answers what -----------------------------------------------------------------------------
-
-
-def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Path) -> None:
-    from tfos_nb.runtime.control.lifecycle import FeedPlace
-    from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, ReleaseNode
-
-    places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in ("worker:0", "worker:1", "worker:2")}
-    closed = [""]
-    exchange = InferencePlacement(lambda: places, lambda: closed[0])
-    assert exchange.asked(AskPlaces("input")).places == places
-    near = ("worker:0", "worker:1")
-    assert [exchange.asked(ClaimNode("i", p, p, near)) for p in range(4)] == ["worker:0", "worker:1"] * 2
-    assert exchange.asked(ClaimNode("i", 0, 10, near)) == "worker:1"
-    exchange.asked(ReleaseNode("i", 0, 0))
-    exchange.asked(ReleaseNode("i", 2, 2))
-    assert exchange.asked(ClaimNode("i", 5, 11, near)) == "worker:0"
-    assert exchange.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # nobody near: anybody
-    closed[0] = "wait() has told the nodes"
-    assert "wait() has told the nodes" in exchange.asked(AskPlaces("input")).refused
-    closed[0] = ""
-    places.clear()
-    assert "every main has returned" in exchange.asked(AskPlaces("input")).refused
 
 
 def test_the_messages_of_inference_cross_a_wire() -> None:
