@@ -42,7 +42,7 @@ from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
-from tfos_nb.runtime.control.plan import ClusterPlan, InputMode, Role
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.serving import InferTask
@@ -773,7 +773,7 @@ class Cluster(Rich):
         ValueError
             If the cluster has no such node.
         """
-        nodes = [str(known) for known in self.plan.nodes if known.role is not Role.PS]
+        nodes = [str(known) for known in self.plan.nodes if known.role.must_return]
         if node:
             self._node_named(node)
         return chart_data(self.history.points(node), metric=metric, by=by, node=node, nodes=nodes)

@@ -114,7 +114,7 @@ def test_the_task_of_a_node_that_has_left_ends_and_one_elsewhere_starts_it() -> 
     assert cluster.apply(SlotAsked(HoldsSlot("worker:1", 74, executor="3"), False)) is SlotUse.HOLD
     for name in ("worker:0", "worker:2"):
         cluster.come_again(name, name[-1])
-    assert cluster.membership.all_reserved
+    assert cluster.membership.present.all_reserved
     assert not cluster.is_asked(), "none is on an executor that ends"
 
 
@@ -127,7 +127,7 @@ def test_one_that_keeps_the_state_stays_until_the_others_have_it() -> None:
     cluster.is_asked()
     cluster.come("worker:1", "1")
     cluster.come_again("worker:0", "0")
-    assert cluster.membership.all_reserved
+    assert cluster.membership.present.all_reserved
     for name in ("worker:0", "worker:1"):
         cluster.is_up(name)
     assert cluster.is_asked() == {"worker:0", "worker:1"}

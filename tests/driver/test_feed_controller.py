@@ -28,7 +28,7 @@ class Fed:
 
     def __init__(self, nodes: int) -> None:
         self.membership = Membership(ClusterPlan(nodes))
-        self.names = list(self.membership.fed_names)
+        self.names = list(self.membership.present.fed_names)
         self.places = self.membership.feed_places
         self.places.update((name, FeedPlace(f"/{name}", "h", 1, b"")) for name in self.names)
         self.sent: list[tuple[Any, list[str]]] = []

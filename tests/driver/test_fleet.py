@@ -217,7 +217,7 @@ def test_hungry_heartbeats_do_not_ask_the_plan(
 
 def controller_of(count: int) -> FeedController:
     membership = Membership(ClusterPlan(count))
-    for number, name in enumerate(membership.fed_names):
+    for number, name in enumerate(membership.present.fed_names):
         membership.feed_places[name] = FeedPlace("/s", f"10.0.0.{number // 4}", 1, b"c" * 600)
     return FeedController(threading.Condition(threading.RLock()), membership, lambda message, to: None)
 

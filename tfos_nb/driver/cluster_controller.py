@@ -64,7 +64,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
 from tfos_nb.runtime.control.lifecycle import MainReturned, Refused, Reservation, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
-from tfos_nb.runtime.control.plan import ClusterPlan, Role
+from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
 from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
@@ -262,7 +262,7 @@ class ClusterController:
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
         if self.feeds.position_held(message) and message.waits and self.membership.awaits_state:
-            first = str(self.membership.first.node)
+            first = str(self.membership.present.first.node)
             self._apply(MessageReceived(first, StateHeld(first, waits=True)))
 
     def _heartbeat(self, node: str, message: Heartbeat) -> None:
@@ -273,7 +273,7 @@ class ClusterController:
             figures.take(report)
             self._look_at_loss(node, figures)
             self.history.record(node, report)
-        self._reports += len(message.reports) if member.node.role is not Role.EVALUATOR else 0
+        self._reports += len(message.reports) if not member.node.role.evaluates else 0
         if message.feed is not None:
             self._rows -= figures.rows
             figures.count_rows(message.feed.rows_out, now)
@@ -497,7 +497,7 @@ class ClusterController:
     def first(self) -> str:
         """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
         with self.changed:
-            return str(self.membership.first.node)
+            return str(self.membership.present.first.node)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -521,37 +521,37 @@ class ClusterController:
     def all_take_rows(self) -> bool:
         """Whether every node that is fed has said where it takes rows."""
         with self.changed:
-            return self.membership.all_take_rows
+            return self.membership.present.all_take_rows
 
     @property
     def all_reserved(self) -> bool:
         """Whether every node has reserved."""
         with self.changed:
-            return self.membership.all_reserved
+            return self.membership.present.all_reserved
 
     @property
     def all_up(self) -> bool:
         """Whether ``main`` has been called on every node."""
         with self.changed:
-            return self.membership.all_up
+            return self.membership.present.all_up
 
     @property
     def all_returned(self) -> bool:
         """Whether ``main`` has returned on every node that has to."""
         with self.changed:
-            return self.membership.all_returned
+            return self.membership.present.all_returned
 
     @property
     def all_through(self) -> bool:
         """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
         with self.changed:
-            return self.membership.all_through
+            return self.membership.present.all_through
 
     @property
     def saving(self) -> bool:
         """Whether a node is writing a model."""
         with self.changed:
-            return self.membership.saving
+            return self.membership.present.saving
 
     @property
     def all_gone(self) -> bool:
@@ -563,12 +563,12 @@ class ClusterController:
     def some_are_coming(self) -> bool:
         """Whether a node that has not reserved again still has a supervisor, which starts its next process at once."""
         with self.changed:
-            return self.membership.some_are_coming
+            return self.membership.present.some_are_coming
 
     def are_enough(self, least: int) -> bool:
         """Return whether all nodes have come, or all but some workers, of which at least ``least`` have."""
         with self.changed:
-            return self.membership.are_enough(least)
+            return self.membership.present.are_enough(least)
 
     def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
         """Return the nodes of a plan that would have to be started."""
@@ -597,7 +597,7 @@ class ClusterController:
     def unread(self) -> bool:
         """Whether ``main`` has returned on every node that is fed, and never asked for rows on any of them."""
         with self.changed:
-            return self.membership.unread
+            return self.membership.present.unread
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -619,7 +619,7 @@ class ClusterController:
             if all(one.waits_for_rows for one in figures.values()):
                 return None
             speaks = any(one.taken or one.has_rows for one in figures.values())
-            if not speaks and not any(one.returned for one in self.membership.training):
+            if not speaks and not any(one.returned for one in self.membership.present.training):
                 return None
             return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
 
@@ -638,13 +638,13 @@ class ClusterController:
             ]
 
     def _still_training(self) -> list[Member]:
-        return [one for one in self.membership.training if not one.status.ended]
+        return [one for one in self.membership.present.training if not one.status.ended]
 
     @property
     def returned(self) -> list[str]:
         """The nodes that trained and whose main has returned."""
         with self.changed:
-            return [str(one.node) for one in self.membership.training if one.returned]
+            return [str(one.node) for one in self.membership.present.training if one.returned]
 
     def step_marks(self) -> dict[str, Mark]:
         """Return how far each node that trains has come; empty unless all of them wait for each other in each step."""
@@ -685,17 +685,17 @@ class ClusterController:
     def worked(self) -> dict[str, float]:
         """Return the CPU time in seconds that each training node has used so far."""
         with self.changed:
-            return {str(one.node): self._figures[str(one.node)].worked for one in self.membership.training}
+            return {str(one.node): self._figures[str(one.node)].worked for one in self.membership.present.training}
 
     def nodes_with_rows(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""
         with self.changed:
-            return tuple(str(one.node) for one in self.membership.fed if self._has_rows(one))
+            return tuple(str(one.node) for one in self.membership.present.fed if self._has_rows(one))
 
     def nodes_without_rows(self) -> tuple[str, ...]:
         """Return the fed nodes that wait for rows."""
         with self.changed:
-            fed = self.membership.fed
+            fed = self.membership.present.fed
             return tuple(str(one.node) for one in fed if not self._has_rows(one) and not one.status.ended)
 
     def _has_rows(self, member: Member) -> bool:

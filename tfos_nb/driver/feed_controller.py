@@ -118,7 +118,7 @@ class FeedController:
     @property
     def nodes(self) -> Sequence[str]:
         """The nodes among which the rows are shared."""
-        return self._membership.fed_names
+        return self._membership.present.fed_names
 
     def begin(
         self,

@@ -76,7 +76,7 @@ def state_of(membership: Membership) -> Any:
         membership.admitted,
         membership.to_resubmit,
         membership.feed_places,
-        [str(one.node) for one in membership.present],
+        [str(one.node) for one in membership.present.members],
         membership.dismissed,
     )
 
@@ -110,7 +110,7 @@ class Lives(RuleBasedStateMachine):
         self.events.append(event)
         self.journal.note(float(len(self.events)), event)
         failed = len(self.membership.failures)
-        ran = {str(one.node) for one in self.membership.present if one.up and one.node.role is Role.EVALUATOR}
+        ran = {str(one.node) for one in self.membership.present.members if one.up and one.node.role is Role.EVALUATOR}
         answer, commands = self.membership.apply(event)
         if self.membership.plan.evaluator_may_fail:
             assert not ran.intersection(failure.node for failure in self.membership.failures[failed:])
@@ -118,7 +118,7 @@ class Lives(RuleBasedStateMachine):
         assert self.membership.rendezvous >= before[1]
         for command in commands:
             self.do(command)
-        assert self.membership.fed_names == [str(one.node) for one in self.membership.fed]
+        assert self.membership.present.fed_names == [str(one.node) for one in self.membership.present.fed]
         return answer
 
     def do(self, command: Any) -> None:
@@ -281,7 +281,7 @@ class Lives(RuleBasedStateMachine):
     def evaluators_take_too_long(self) -> None:
         if self.awaited:
             self.apply(EvaluatorsTimedOut(30.0))
-            waited = [one for one in self.membership.present if one.node.role is Role.EVALUATOR]
+            waited = [one for one in self.membership.present.members if one.node.role is Role.EVALUATOR]
             assert all(one.returned or one.serving for one in waited), "the cluster would wait for ever"
 
     @rule(executors=st.frozensets(st.sampled_from("0123"), min_size=1, max_size=2))
@@ -310,16 +310,17 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.membership.changing and not self.dismissed and not self.membership.failures)
     @rule()
     def they_come_with_others(self) -> None:
-        before = {str(one.node): one.stream for one in self.membership.training}
+        before = {str(one.node): one.stream for one in self.membership.present.training}
         self.apply(RestartWith(self.membership.changing))
         kept = [name for name, stream in before.items() if self.membership.members[name].stream == stream]
         assert kept or not any(before.values()), "a state is in the memory of nodes, of which one must stay"
 
-    @precondition(lambda self: self.membership.rendezvous > 1 and self.membership.are_enough(1) and not self.dismissed)
+    @precondition(lambda self: not self.dismissed and self.membership.rendezvous > 1)
+    @precondition(lambda self: self.membership.present.are_enough(1))
     @rule()
     def they_go_on_without(self) -> None:
         gone = self.apply(ContinueWithout())
-        assert not {str(one.node) for one in self.membership.present} & set(gone)
+        assert not {str(one.node) for one in self.membership.present.members} & set(gone)
 
     @precondition(lambda self: not self.dismissed and self.membership.restarts_left > 0)
     @rule(workers=st.integers(1, 4))
@@ -340,7 +341,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def each_node_counts_once(self) -> None:
-        present = [str(one.node) for one in self.membership.present]
+        present = [str(one.node) for one in self.membership.present.members]
         assert len(set(present)) == len(present)
         assert all(self.membership.members[name].absent is False for name in present)
         assert all(name == str(one.node) for name, one in self.membership.members.items())
@@ -358,8 +359,8 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def when_all_have_come_all_are_started(self) -> None:
-        if self.membership.all_reserved:
-            assert all(one.started for one in self.membership.present)
+        if self.membership.present.all_reserved:
+            assert all(one.started for one in self.membership.present.members)
 
     @invariant()
     def a_node_that_was_started_has_reserved(self) -> None:

@@ -102,7 +102,7 @@ class Driver:
         self.address = self.door.open()
         self.nodes = {
             name: NodeInside(name, root, self.address.token, limits, self.controller.pass_done)
-            for name in membership.fed_names
+            for name in membership.present.fed_names
         }
         self.places = membership.feed_places
         self.places.update((name, node.server.place) for name, node in self.nodes.items())

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from tfos_nb.driver.membership.commands import (
     AwaitEvaluators,
@@ -36,6 +36,7 @@ from tfos_nb.driver.membership.commands import (
     Warn,
     WriteLog,
 )
+from tfos_nb.driver.membership.ending_executors import EndingExecutors
 from tfos_nb.driver.membership.events import (
     Aborted,
     AllDropped,
@@ -59,6 +60,8 @@ from tfos_nb.driver.membership.events import (
     TaskReported,
 )
 from tfos_nb.driver.membership.members import Failure, Member, Replaced
+from tfos_nb.driver.membership.present import CheckAll, PresentMembers
+from tfos_nb.driver.membership.supervisors import Supervisors
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
@@ -86,34 +89,10 @@ from tfos_nb.runtime.node.spark_task import SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
-__all__ = ["JOINS", "CheckAll", "Membership"]
+__all__ = ["JOINS", "Membership"]
 
 JOINS = 3
 """An absent node that was lost so often before it could join is given up."""
-
-_Item = TypeVar("_Item")
-
-
-class CheckAll(Generic[_Item]):
-    """Check repeatedly whether a condition holds for every item, with few evaluations.
-
-    The item for which it did not hold is checked first the next time. So while one item is missing, a check evaluates
-    the condition once. A thousand nodes that come one after another cost at most three thousand evaluations, not a
-    million.
-    """
-
-    def __init__(self, items: Sequence[_Item], holds: Callable[[_Item], object]) -> None:
-        self._items = items
-        self._holds = holds
-        self._place = 0
-
-    def __call__(self) -> bool:
-        """Check all items."""
-        for _ in self._items:
-            if not self._holds(self._items[self._place]):
-                return False
-            self._place = (self._place + 1) % len(self._items)
-        return True
 
 
 class Membership:
@@ -140,8 +119,8 @@ class Membership:
         Replacements of lost nodes whose rows have not been fed again yet.
     admitted : list of str
         Late nodes that a coordinator has admitted since this was last read.
-    fed_names : list of str
-        The names of the nodes that the cluster counts on and that are fed, in their order.
+    present : PresentMembers
+        The nodes that the cluster counts on.
     to_resubmit : list of str
         Absent nodes that have neither a task nor a supervisor any more.
     """
@@ -163,17 +142,14 @@ class Membership:
         self._evaluators_told = False  # they know that the training has ended
         self._leaving: set[str] = set()
         self._lasts = restarts > 0  # its supervisors start processes again
-        self._ending: set[str] = set()  # executors
-        self._moved: set[tuple[str, str]] = set()  # nodes, and the executors that they have left
-        self._given_up: set[tuple[str, str, int]] = set()
-        self._known: set[tuple[str, str, int]] = set()  # supervisors that have reserved, by node, machine and process
-        self._by_stream: dict[int, Member] = {}
+        self._executors = EndingExecutors()
+        self._supervisors = Supervisors()
         self._coordinators: dict[str, Member] = {}  # they need the servers of the others
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
         self._places_seen = PlacesSeen()
         self._fed = frozenset(plan.fed_nodes)
         self._gone = CheckAll(list(self.members.values()), attrgetter("is_gone"))
-        self._count_on(self.members.values())
+        self.present = PresentMembers(self.members.values(), self._fed)
         self._events: dict[type, Callable[[Any], object]] = {
             SupervisorConnected: self._supervisor_connected,
             MessageReceived: self._message_received,
@@ -235,26 +211,6 @@ class Membership:
         """Whether nodes wait for a saved state, to join the others or to leave them."""
         return bool(self._joining() or self._leaving or self._moving())
 
-    @property
-    def first(self) -> Member:
-        """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
-        return self._first
-
-    @property
-    def present(self) -> Sequence[Member]:
-        """The nodes that the cluster counts on."""
-        return self._present
-
-    @property
-    def training(self) -> Sequence[Member]:
-        """The nodes that the cluster counts on and that train."""
-        return self._training
-
-    @property
-    def fed(self) -> Sequence[Member]:
-        """The nodes that the cluster counts on and that are fed."""
-        return self._fed_members
-
     def is_fed(self, node: Node) -> bool:
         """Return whether the plan feeds rows to a node."""
         return node in self._fed
@@ -265,44 +221,9 @@ class Membership:
         return tuple(name for name, one in self.members.items() if one.reservation is None and not one.told_to_end)
 
     @property
-    def all_take_rows(self) -> bool:
-        """Whether every node that is fed has said where it takes rows."""
-        return self._take_rows()
-
-    @property
-    def all_reserved(self) -> bool:
-        """Whether every node has reserved."""
-        return self._reserved()
-
-    @property
-    def all_up(self) -> bool:
-        """Whether ``main`` has been called on every node."""
-        return self._up()
-
-    @property
-    def all_returned(self) -> bool:
-        """Whether ``main`` has returned on every node that has to."""
-        return self._first.returned and self._returned()
-
-    @property
-    def all_through(self) -> bool:
-        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
-        return self._through()
-
-    @property
-    def saving(self) -> bool:
-        """Whether a node is writing a model."""
-        return not self._at_rest()
-
-    @property
     def all_gone(self) -> bool:
         """Whether no node has a stream any more."""
         return self._gone()
-
-    @property
-    def unread(self) -> bool:
-        """Whether ``main`` has returned on every node that is fed, and never asked for rows on any of them."""
-        return all(one.returned and one.unread for one in self._fed_members)
 
     @property
     def left_slots(self) -> tuple[str, ...]:
@@ -315,17 +236,6 @@ class Membership:
         missing = [self.members[name] for name in self.missing]
         return tuple(str(one.node) for one in missing if one.left_slot and not one.pending and one.stream is None)
 
-    @property
-    def some_are_coming(self) -> bool:
-        """Whether a node that has not reserved again still has a supervisor, which starts its next process at once."""
-        return any(one.reservation is None and one.stream is not None for one in self._present)
-
-    def are_enough(self, least: int) -> bool:
-        """Return whether all nodes have come, or all but some workers, of which at least ``least`` have."""
-        gone = [one for one in self._present if one.reservation is None]
-        came = sum(one.node.role is Role.WORKER for one in self._present) - len(gone)
-        return not gone or (came >= least and all(one.node.role is Role.WORKER for one in gone))
-
     def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
         """Return the nodes of a plan that would have to be started."""
         found = {str(node): self.members.get(str(node)) for node in plan.nodes}
@@ -335,7 +245,7 @@ class Membership:
     def changing(self) -> str:
         """The nodes that join or leave, once a saved state exists from which the others can continue; else empty."""
         joining = [str(one.node) for one in self._joining()]
-        if not self._can_join or len(self._leaving) == len(self._present):
+        if not self._can_join or len(self._leaving) == len(self.present):
             return ""
         said = [", ".join(joining) + JOINED if joining else ""]
         said += [", ".join(sorted(self._leaving)) + LEAVING if self._leaving else ""]
@@ -350,7 +260,7 @@ class Membership:
     def is_wanted(self, node: str, executor: str = "") -> bool | None:
         """Return whether a task whose supervisor has ended must start another; None: not decided yet."""
         one = self.members[node]
-        if self.dismissed or one.stream is not None or one.told_to_end or (node, executor) in self._moved:
+        if self.dismissed or one.stream is not None or one.told_to_end or self._executors.has_left(node, executor):
             return False
         if one.reservation is None and (self.rendezvous > 1 or one.absent):
             return one.failed_joins < JOINS
@@ -360,20 +270,7 @@ class Membership:
 
     def _count_on(self, members: Iterable[Member]) -> None:
         """Make these nodes the cluster: all nodes, or those that are left."""
-        self._present = list(members)
-        finishing = [one for one in self._present if one.node.role is not Role.PS]
-        self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
-        self._evaluators = [one for one in self._present if one.node.role is Role.EVALUATOR]
-        self._fed_members = [one for one in self._present if one.node in self._fed]
-        self.fed_names = [str(one.node) for one in self._fed_members]
-        self._first = finishing[0]
-        self._reserved = CheckAll(self._present, attrgetter("reservation"))
-        self._up = CheckAll(self._present, attrgetter("is_up"))
-        self._take_rows = CheckAll(self._fed_members, attrgetter("up"))
-        self._returned = CheckAll(finishing, attrgetter("needs_no_wait"))
-        self._trained = CheckAll(self._training, attrgetter("needs_no_wait"))
-        self._through = CheckAll(self._present, attrgetter("is_through"))
-        self._at_rest = CheckAll(self._present, attrgetter("is_at_rest"))
+        self.present = PresentMembers(members, self._fed)
 
     def _count_on_late(self, late: Sequence[Member]) -> None:
         for one in late:
@@ -401,14 +298,13 @@ class Membership:
             self._do(EndStream(event.stream))
         else:
             self._drop_supervisor(one)  # drop the attempt that this one replaces
-            one.stream, one.supervisor = event.stream, (message.machine, message.pid)
-            self._by_stream[event.stream] = one
+            self._supervisors.connect(one, event.stream, message)
             self._reserve(one, message)
 
     def _reserve(self, one: Member, message: Reservation) -> None:
         one.reservation = message
         one.pending = False
-        self._known.add((message.node, message.machine, message.pid))
+        self._supervisors.note_reservation(message)
         one.become(NodeStatus.RESERVED)
         if not one.absent:
             self._start_if_complete()
@@ -419,10 +315,10 @@ class Membership:
             self._reserve(one, message)
 
     def _start_if_complete(self) -> None:
-        if not self._reserved():
+        if not self.present.all_reserved:
             return
-        spec = self._spec()
-        starting = [one for one in self._present if not one.started]
+        spec = self.present.addresses()
+        starting = [one for one in self.present.members if not one.started]
         if self.rendezvous > 1:  # main may need the schema as soon as it is called
             self._do(DescribeRows(tuple(str(one.node) for one in starting if one.node in self._fed)))
         behind: dict[int, list[str]] = {}
@@ -433,17 +329,11 @@ class Membership:
         for passes, nodes in behind.items():  # usually one group: a thousand addresses are encoded once
             self._do(Begin(tuple(nodes), spec, self.generation, passes, self._workers_left()))
 
-    def _spec(self) -> dict[str, list[str]]:
-        spec: dict[str, list[str]] = {}
-        for one in self._present:
-            spec.setdefault(one.node.role.value, []).append(one.address)
-        return spec
-
     def _workers_left(self) -> tuple[int, ...]:
         """Return the present workers' indices, if some nodes are absent; a node's rank is its place among them."""
-        if len(self._present) == len(self.members):
+        if len(self.present) == len(self.members):
             return ()
-        return tuple(one.node.index for one in self._present if one.node.role is Role.WORKER)
+        return tuple(one.node.index for one in self.present.members if one.node.role is Role.WORKER)
 
     def _start_late(self) -> None:
         """Start workers that came after the others began, where a coordinator can admit them.
@@ -451,9 +341,9 @@ class Membership:
         The coordinator numbers its workers without gaps. It receives a worker's address once that worker's server
         runs. The worker counts as a member once the coordinator reports that it gives it steps.
         """
-        if not self.members[str(self.plan.chief_node)].following or not self._reserved():
+        if not self.members[str(self.plan.chief_node)].following or not self.present.all_reserved:
             return  # the address of a node that is coming back is not known yet
-        spec = self._spec()
+        spec = self.present.addresses()
         for one in self.members.values():
             if not one.absent or one.told_to_end:
                 continue
@@ -490,12 +380,12 @@ class Membership:
         one.saving = message.going_on
 
     def _state_held(self, one: Member, message: StateHeld) -> None:
-        self._can_join |= one is self._first and message.waits and self.awaits_state
+        self._can_join |= one is self.present.first and message.waits and self.awaits_state
 
     def _main_returned(self, one: Member, message: MainReturned) -> None:
         one.returned, one.unread = True, not message.read
         one.become(NodeStatus.DONE)
-        if not message.serves and one.node.role is not Role.EVALUATOR:
+        if not message.serves and not one.node.role.evaluates:
             self._leavers[message.node] = one
             self._check_servers()
 
@@ -557,11 +447,9 @@ class Membership:
 
     def _stream_ended(self, event: StreamEnded) -> None:
         """Record the end of a node's stream: without its last message, the node is lost."""
-        one = self._by_stream.pop(event.stream, None)
-        if one is not None and one.stream == event.stream:
-            one.stream = None
-            if one.ended is None:
-                self._lose(one, "its supervisor is gone: it was killed, or its host or its container has ended")
+        one = self._supervisors.end_stream(event.stream)
+        if one is not None and one.ended is None:
+            self._lose(one, "its supervisor is gone: it was killed, or its host or its container has ended")
 
     def _heartbeat_timed_out(self, event: HeartbeatTimedOut) -> None:
         one = self.members[event.node]
@@ -576,7 +464,7 @@ class Membership:
         self._do(WriteLog(message.node, (f"[its supervisor ended with code {message.code}]", *said)))
         if one.status is NodeStatus.LOST and message.code != 0:
             self._explain_loss(one, message)
-        had_reserved = (message.node, message.machine, message.pid) in self._known
+        had_reserved = self._supervisors.has_reserved(message)
         counts = one.absent and not one.told_to_end  # an absent node that never comes must be given up at some time
         if one.reservation is None and not had_reserved and (counts or not one.status.ended):
             cause = f"its supervisor ended with code {message.code} before it had reserved"
@@ -639,25 +527,21 @@ class Membership:
 
     def _may_fail(self, one: Member) -> bool:
         """Return whether a node's failure is not the cluster's. If it never started, other nodes would wait for it."""
-        return self.plan.evaluator_may_fail and one.node.role is Role.EVALUATOR and one.up is not None
+        return self.plan.evaluator_may_fail and one.node.role.evaluates and one.up is not None
 
     def _tell_evaluators(self) -> None:
         """Tell the evaluators, once, that the training has ended: this ends ``ctx.checkpoints()``."""
-        if self._evaluators_told or not self._evaluators or not (self._first.returned and self._trained()):
+        if self._evaluators_told or not self.present.evaluators or not self.present.have_trained:
             return
-        if late := self._late_evaluators:
+        if late := self.present.late_evaluators:
             self._evaluators_told = True
             self._tell([str(one.node) for one in late], NoMoreFeeds())
             self._do(AwaitEvaluators(True))
 
     def _evaluators_timed_out(self, event: EvaluatorsTimedOut) -> None:
-        for one in self._late_evaluators:
+        for one in self.present.late_evaluators:
             self._warn(one, f"had not ended {event.seconds:g} s after the training; the cluster ends without it")
             self._wait_no_more(one)
-
-    @property
-    def _late_evaluators(self) -> list[Member]:
-        return [one for one in self._evaluators if not one.needs_no_wait]
 
     def _wait_no_more(self, one: Member) -> None:
         """Do not wait for an evaluator's ``main`` to return."""
@@ -717,18 +601,16 @@ class Membership:
         if late := [one for one in self.members.values() if one.absent and one.started]:
             self._count_on_late(late)  # they must not wait for the coordinator of the old generation
         moving = self._moving()
-        for one in self._present:
+        for one in self.present.members:
             if one.status is NodeStatus.LOST or one in moving:
                 self._drop_supervisor(one)
         for one in moving:
-            assert one.reservation is not None, "its executor is known"
-            self._moved.add((str(one.node), one.reservation.executor))
-            one.left_slot = True  # its task ends, and another one must be submitted
-        for one in self._present:
+            self._executors.leave(one)
+        for one in self.present.members:
             self._begin_anew(one)
         for name in self._leaving:
             self._remove(self.members[name])
-        staying = [str(one.node) for one in self._present if not one.told_to_end and one not in moving]
+        staying = [str(one.node) for one in self.present.members if not one.told_to_end and one not in moving]
         joining = [str(one.node) for one in self._joining()]  # they have just reserved, and were never started
         self._tell(staying, StartAgain(self.generation, cause))
         if self._leaving or joining:
@@ -743,15 +625,9 @@ class Membership:
             known.pop(str(one.node), None)
 
     def _drop_supervisor(self, one: Member) -> None:
-        """Drop a node's supervisor, if it has one.
-
-        If it was only frozen and wakes up, its task's next question is answered with END, and the task kills it.
-        """
-        if one.stream is not None:
-            self._given_up.add((str(one.node), *one.supervisor))
-            self._by_stream.pop(one.stream, None)
-            self._do(EndStream(one.stream))
-            one.stream = None
+        """Give up a node's supervisor, if it has one."""
+        if (stream := self._supervisors.give_up(one)) is not None:
+            self._do(EndStream(stream))
 
     # --- fewer nodes than the plan has, or another plan ---
 
@@ -759,7 +635,7 @@ class Membership:
         plan = event.plan
         self._widen(plan)
         wanted = {str(node) for node in plan.nodes}
-        self._leaving = {str(one.node) for one in self._present} - wanted
+        self._leaving = {str(one.node) for one in self.present.members} - wanted
         for one in [one for one in self.members.values() if one.absent]:
             if str(one.node) not in wanted:
                 self._remove(one)
@@ -780,23 +656,23 @@ class Membership:
 
     def _continue_without(self, event: ContinueWithout) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
-        gone = tuple(str(one.node) for one in self._present if one.reservation is None)
+        gone = tuple(str(one.node) for one in self.present.not_reserved)
         if gone:
-            self._share_out([one for one in self._present if one.reservation is not None])
+            self._share_out([one for one in self.present.members if one.reservation is not None])
             self._start_if_complete()
         return gone
 
     def _joining(self) -> list[Member]:
-        if len(self._present) == len(self.members):  # the usual case, in which a thousand nodes need not be looked at
+        if len(self.present) == len(self.members):  # the usual case, in which a thousand nodes need not be looked at
             return []
         came = [one for one in self.members.values() if one.absent and one.reservation and not one.started]
-        return [one for one in came if not self._is_ending(one)]
+        return [one for one in came if not self._executors.has(one)]
 
     # --- executors that are about to end ---
 
     def _executors_leave(self, event: ExecutorsLeave) -> None:
-        self._ending |= event.executors
-        there = [one for one in self.members.values() if not one.status.ended and self._is_ending(one)]
+        self._executors.add(event.executors)
+        there = self._executors.among(self.members.values())
         for one in there:
             self._do(WriteLog(str(one.node), ("tfos_nb: Spark decommissions this executor",)))
         moving = [str(one.node) for one in self._moving()]
@@ -806,20 +682,12 @@ class Membership:
             said += [f"{staying} will be lost with its executor" if staying else ""]
             self._do(Note("; ".join(filter(None, said))))
 
-    def _is_ending(self, one: Member) -> bool:
-        return one.reservation is not None and one.reservation.executor in self._ending
-
-    def _moving(self) -> list[Member]:
-        """Return the nodes that can leave their executors: not all that train, since one must keep the state.
+    def _moving(self) -> Sequence[Member]:
+        """Return the nodes that leave their executors with the next saved state.
 
         If a coordinator gives out the steps, a lost worker is replaced while all others continue, so none moves before.
         """
-        if not self._ending or not self._lasts or self.plan.ps:
-            return []
-        ending = [one for one in self._present if not one.told_to_end and not one.status.ended and self._is_ending(one)]
-        if all(one in ending for one in self._training):
-            ending.remove(self._training[0])
-        return ending
+        return self._executors.leaving(self.present) if self._lasts and not self.plan.ps else ()
 
     def _ask_for_state(self) -> None:
         """Tell the nodes whether others wait for a state: they wait after it, so that no step is done twice."""
@@ -827,7 +695,7 @@ class Membership:
         if wanted is not self._asked:
             self._asked = wanted
             self._can_join &= wanted
-            self._tell([str(one.node) for one in self._present], StateWanted(wanted))
+            self._tell([str(one.node) for one in self.present.members], StateWanted(wanted))
 
     def _share_out(self, present: list[Member]) -> None:
         """Make these nodes the cluster, and share the rows among them."""
@@ -841,7 +709,7 @@ class Membership:
                 self._drop_supervisor(one)
                 self._bring_back(one)
         self._count_on(present)
-        self._do(FollowHistory(str(self._first.node)))
+        self._do(FollowHistory(str(self.present.first.node)))
 
     def _bring_back(self, one: Member) -> None:
         """Have an absent node submitted to Spark again, if its task has left the slot and would not restart it."""
@@ -869,9 +737,9 @@ class Membership:
     def _slot_asked(self, event: SlotAsked) -> SlotUse:
         question = event.question
         one = self.members[question.node]
-        if (question.node, question.machine, question.pid) in self._given_up:
+        if self._supervisors.is_given_up(question):
             return SlotUse.END
-        if (question.node, question.executor) in self._moved:
+        if self._executors.has_left(question.node, question.executor):
             return SlotUse.LEAVE
         if one.node in self.plan.driver_nodes:  # it holds no Spark slot
             return SlotUse.HOLD

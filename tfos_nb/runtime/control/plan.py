@@ -31,6 +31,21 @@ class Role(str, enum.Enum):
     PS = "ps"
     EVALUATOR = "evaluator"
 
+    @property
+    def computes(self) -> bool:
+        """Whether such a node computes steps, or gives them out: it can have GPUs, and reports progress."""
+        return self in (Role.CHIEF, Role.WORKER)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether such a node only reads the training's checkpoints, and no other node waits for it."""
+        return self is Role.EVALUATOR
+
+    @property
+    def must_return(self) -> bool:
+        """Whether the cluster is done only when ``main`` has returned on such a node: a server's need not."""
+        return self is not Role.PS
+
 
 class InputMode(str, enum.Enum):
     """Source of a node's data."""
@@ -211,12 +226,12 @@ class ClusterPlan(Rich):
     @property
     def training_nodes(self) -> tuple[Node, ...]:
         """The nodes that train, or coordinate: when they are through, the training is over."""
-        return tuple(node for node in self.nodes if node.role in (Role.CHIEF, Role.WORKER))
+        return tuple(node for node in self.nodes if node.role.computes)
 
     @property
     def finishing_nodes(self) -> tuple[Node, ...]:
         """The nodes whose ``main`` must return for the cluster to be done; the others serve them."""
-        return tuple(node for node in self.nodes if node.role is not Role.PS)
+        return tuple(node for node in self.nodes if node.role.must_return)
 
     @property
     def spark_nodes(self) -> tuple[Node, ...]:
@@ -233,7 +248,7 @@ class ClusterPlan(Rich):
 
     def gpus_of(self, node: Node) -> int:
         """GPUs of one node: none for parameter servers and evaluators."""
-        return self.gpus if node.role in (Role.CHIEF, Role.WORKER) else 0
+        return self.gpus if node.role.computes else 0
 
     def __str__(self) -> str:
         rows = [("node", "slot", "fed from Spark")]

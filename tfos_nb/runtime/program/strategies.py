@@ -106,8 +106,7 @@ class Member:
     @property
     def may_be_synchronous(self) -> bool:
         """Whether this node can be one of several workers of a ``MultiWorkerMirroredStrategy``."""
-        trains = self.node.role in (Role.CHIEF, Role.WORKER)
-        return self.num_workers > 1 and Role.PS.value not in self.cluster_spec and trains
+        return self.num_workers > 1 and Role.PS.value not in self.cluster_spec and self.node.role.computes
 
     @property
     def place_among_readers(self) -> tuple[int, int]:
@@ -119,7 +118,7 @@ class Member:
     def await_leader(self) -> None:
         """Wait for the server of the first node that trains, to which the others connect."""
         leaders = self.cluster_spec.get(Role.CHIEF.value) or self.cluster_spec.get(Role.WORKER.value, ())
-        if self.node.role in (Role.CHIEF, Role.WORKER) and not self.is_chief:
+        if self.node.role.computes and not self.is_chief:
             await_servers(leaders[:1])
 
     @property
@@ -151,13 +150,13 @@ class Member:
             raise PlanError(_SYNC_WITH_PS)
         if kind == "async" and self.node.role is not Role.CHIEF:
             raise PlanError(self._not_the_chief("strategy('async')"))
-        return "one" if kind == "sync" and self.node.role is Role.EVALUATOR else kind
+        return "one" if kind == "sync" and self.node.role.evaluates else kind
 
     def _not_the_chief(self, call: str) -> str:
         if Role.CHIEF.value not in self.cluster_spec:
             return f"{call} needs a chief that coordinates: launch with parameter servers and leave chief out"
         remedy = "evaluates with a strategy of its own: ctx.strategy('one')"
-        if self.node.role is not Role.EVALUATOR:
+        if not self.node.role.evaluates:
             remedy = "serves it: begin main with `if not ctx.is_chief: return ctx.serve()`"
         return f"{call}: only the chief coordinates, and {self.node} {remedy}"
 
@@ -228,13 +227,13 @@ class Member:
     @property
     def training_spec(self) -> dict[str, list[str]]:
         """The addresses of the nodes that train and serve."""
-        return {role: list(at) for role, at in self.cluster_spec.items() if role != Role.EVALUATOR.value}
+        return {role: list(at) for role, at in self.cluster_spec.items() if not Role(role).evaluates}
 
     def server(self, protocol: str = "", config: Any = None) -> Any:
         """Start TensorFlow's server on this node's address."""
         import tensorflow as tf
 
-        if self.node.role is Role.EVALUATOR:
+        if self.node.role.evaluates:
             raise PlanError(f"{self.node} does not train, so it cannot serve: call serve() on the other nodes only")
         return tf.distribute.Server(
             self.training_spec,
