@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,18 +128,22 @@ class Lives(RuleBasedStateMachine):
             self.ended_streams.add(command.stream)
             self.streams.pop(command.stream, None)
         elif isinstance(command, Begin):
-            assert len(set(command.nodes)) == len(command.nodes)
-            for name in command.nodes:
-                one = self.membership.members[name]
-                assert one.stream is None or one.stream not in self.ended_streams
+            self.check_addressed(command.nodes)
             addresses = [address for role in command.spec.values() for address in role]
             assert len(set(addresses)) == len(addresses), "a node is counted twice"
         elif isinstance(command, Tell):
-            assert set(command.nodes) <= self.membership.members.keys()
+            self.check_addressed(command.nodes)
             if isinstance(command.message, (StateWanted, StartAgain)):  # the next process knows of nothing
                 self.wanted = getattr(command.message, "wanted", False)
         elif isinstance(command, AwaitEvaluators):
             self.awaited = command.wanted
+
+    def check_addressed(self, nodes: Sequence[str]) -> None:
+        """No command goes to a node twice, to one that is not there, or to a supervisor that was given up."""
+        assert len(set(nodes)) == len(nodes)
+        for name in nodes:
+            one = self.membership.members[name]
+            assert one.stream is None or one.stream not in self.ended_streams
 
     def node(self, place: int) -> Member:
         members = list(self.membership.members.values())
@@ -366,9 +371,23 @@ class Lives(RuleBasedStateMachine):
     def a_node_that_was_started_has_reserved(self) -> None:
         assert all(one.reservation for one in self.membership.members.values() if one.started)
 
+    def settle(self) -> None:
+        """Let nothing more happen to the nodes: the cluster then trains, or knows why it does not."""
+        if self.membership.failures and self.membership.restarts_left > 0:
+            self.they_come_again()
+        self.all_come_that_are_missing()
+        for place, one in enumerate(self.membership.members.values()):
+            if one.status is NodeStatus.STARTING:
+                self.a_process_is_up(place)
+        at_work = [one for one in self.membership.present.members if not one.status.ended]
+        waiting = [one for one in at_work if not one.is_up or one.ended is not None or one.stream is None]
+        assert not waiting or self.membership.failures, f"{waiting} would be waited for without end"
+
     def teardown(self) -> None:
         if not hasattr(self, "membership"):
             return
+        if not self.dismissed:
+            self.settle()
         assert state_of(replay(self.events)) == state_of(self.membership)
         journal = self.journal.events()
         assert len(journal) <= 8
