@@ -24,7 +24,7 @@ from tfos_nb.runtime.datasets.dataset import DatasetOptions
 from tfos_nb.runtime.datasets.files import list_files
 from tfos_nb.runtime.datasets.formats import reading
 from tfos_nb.runtime.program.row_sources import RowSources
-from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.storage.paths import tf_path
 
 SIZES = (70, 1, 0, 45, 7)  # rows of each file
@@ -38,7 +38,7 @@ class Reader:
         spec = {"worker": [f"host:{port}" for port in range(workers)]}
         self.failures: list[FeedFailed] = []
         no_queues: Any = None
-        self._sources = RowSources(Member(Node(Role.WORKER, index), spec), no_queues, self.failures.append)
+        self._sources = RowSources(ClusterTask(Node(Role.WORKER, index), spec), no_queues, self.failures.append)
         self.files = self._sources.files
 
     def read(

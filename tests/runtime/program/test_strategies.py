@@ -13,7 +13,7 @@ import pytest
 
 from tfos_nb.runtime.control.plan import Node
 from tfos_nb.runtime.program import strategies
-from tfos_nb.runtime.program.strategies import Member, await_servers
+from tfos_nb.runtime.program.strategies import ClusterTask, await_servers
 
 SECONDS = 20.0
 SPEC = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "evaluator": ["h:4"]}
@@ -36,7 +36,7 @@ WITH_PS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:5"]}
     ],
 )
 def test_a_node_knows_its_place(node: str, spec: Any, chief_trains: bool, known: Any) -> None:
-    one = Member(Node.parse(node), spec, chief_trains=chief_trains)
+    one = ClusterTask(Node.parse(node), spec, chief_trains=chief_trains)
     assert (one.is_chief, one.number, one.num_workers, one.place_among_readers, one.may_be_synchronous) == known
 
 

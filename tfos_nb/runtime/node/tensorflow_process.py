@@ -60,7 +60,7 @@ from tfos_nb.runtime.node.stacks import write_stacks_when_asked
 from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.runtime.program.context import ContextCalls, ContextSettings, NodeContext
 from tfos_nb.runtime.program.peers import Peers
-from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
 from tfos_nb.runtime.recovery.memory_state import LastState
@@ -223,7 +223,7 @@ class TensorFlowProcess:
         given: dict[str, Any] = self._job.settings
         settings = ContextSettings(
             self._job.node,
-            Member(self._node, spec, self._job.gpus, bool(given.get("chief_trains"))),
+            ClusterTask(self._node, spec, self._job.gpus, bool(given.get("chief_trains"))),
             self._job.cluster,
             str(given["model_dir"]),
             self._log_dir,

@@ -25,7 +25,7 @@ from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.keras.early_stop import watch_fit
 from tfos_nb.runtime.program.checkpoint_watch import CheckpointWatch
 from tfos_nb.runtime.program.row_sources import RowSources
-from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls, TensorFlowCluster
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints, Resumed
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
@@ -52,8 +52,8 @@ class ContextSettings:
     Attributes
     ----------
     name : str
-        The node's name in the driver. If other nodes of its role are absent, the index in ``member`` differs from it.
-    member : Member
+        The node's name in the driver. If other nodes of its role are absent, the index in ``task`` differs from it.
+    task : ClusterTask
         Its place among the present nodes.
     fed : bool
         Whether Spark feeds it rows.
@@ -64,7 +64,7 @@ class ContextSettings:
     """
 
     name: str
-    member: Member
+    task: ClusterTask
     cluster_name: str
     model_dir: str
     log_dir: str = ""
@@ -140,18 +140,18 @@ class NodeContext:
         calls: ContextCalls,
         args: Any = None,
     ) -> None:
-        member = settings.member
-        self.node = member.node
-        self.job_name = member.node.role.value
-        self.task_index = member.node.index
-        self.cluster_spec = {role: list(addresses) for role, addresses in member.cluster_spec.items()}
-        self.is_chief = member.is_chief
-        self.num_workers = member.num_workers
+        task = settings.task
+        self.node = task.node
+        self.job_name = task.node.role.value
+        self.task_index = task.node.index
+        self.cluster_spec = {role: list(addresses) for role, addresses in task.cluster_spec.items()}
+        self.is_chief = task.is_chief
+        self.num_workers = task.num_workers
         self.cluster_name = settings.cluster_name
         self.model_dir = settings.model_dir
         self.log_dir = settings.log_dir
         self.args = args
-        self.gpus = tuple(member.gpus)
+        self.gpus = tuple(task.gpus)
         self.generation = settings.generation
         self.restarts = settings.restarts
         self._run = settings.run or "run"
@@ -160,9 +160,9 @@ class NodeContext:
         self._rows = queues.default
         self._saving = SavingFlag(calls.saving)
         self._uploads = Uploads(self._saving)
-        self._sources = RowSources(member, queues, calls.failed)
+        self._sources = RowSources(task, queues, calls.failed)
         self._row_lists = RowLists(settings.name, settings.fed, queues, requests)
-        self._tensorflow = TensorFlowCluster(member, self._rows, stopping, calls.coordinator)
+        self._tensorflow = TensorFlowCluster(task, self._rows, stopping, calls.coordinator)
         self._checkpoints = Checkpoints(
             self._checkpoint_dir,
             self._rows,
@@ -183,7 +183,7 @@ class NodeContext:
     @property
     def executor_id(self) -> int:
         """The node's number among all: parameter servers first, then chief, evaluator and workers."""
-        return self._tensorflow.member.number
+        return self._tensorflow.task.number
 
     worker_num = executor_id
 
@@ -652,7 +652,7 @@ class NodeContext:
         tf.distribute.Server
             The server. Pass ``server.target`` to a session.
         """
-        return self._tensorflow.member.server(protocol, config)
+        return self._tensorflow.task.server(protocol, config)
 
     def monitored_session(self, server: Any, **options: Any) -> Any:
         """Return a ``MonitoredSession`` of TensorFlow 1: see :mod:`tfos_nb.runtime.program.between_graph`."""
@@ -704,7 +704,7 @@ class NodeContext:
         (``SO_REUSEPORT``). So it need not be released first, and no other process can take it. A server that does not
         set that option needs another port.
         """
-        return self._tensorflow.member.address
+        return self._tensorflow.task.address
 
     # --- states and files ---
 

@@ -13,7 +13,7 @@ from tfos_nb.runtime.datasets.files import FileSource, Reading, share_of_files
 from tfos_nb.runtime.datasets.record_files import WithValues
 from tfos_nb.runtime.feed.row_queue import ValidationRows
 from tfos_nb.runtime.feed.row_queues import RowQueues
-from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.strategies import ClusterTask
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,7 +28,7 @@ class RowSources:
 
     Parameters
     ----------
-    member : Member
+    task : ClusterTask
         This node's place, which determines its share.
     queues : RowQueues
         The rows that Spark feeds.
@@ -36,8 +36,8 @@ class RowSources:
         Called with an error of the rows, which TensorFlow would raise as another type.
     """
 
-    def __init__(self, member: Member, queues: RowQueues, failed: Callable[[FeedFailed], object]) -> None:
-        self._member = member
+    def __init__(self, task: ClusterTask, queues: RowQueues, failed: Callable[[FeedFailed], object]) -> None:
+        self._task = task
         self._queues = queues
         self._failed = failed
 
@@ -66,11 +66,11 @@ class RowSources:
 
     def files(self, pattern: str | Sequence[str]) -> list[str]:
         """Return this node's share of the files."""
-        return share_of_files(pattern, *self._member.place_among_readers)
+        return share_of_files(pattern, *self._task.place_among_readers)
 
     def read(self, kind: Reading, options: DatasetOptions, *, shuffle: int, seed: int, share: str) -> tf.data.Dataset:
         """Return this node's share of the rows in files."""
-        source = FileSource(kind, self._member.place_among_readers, shuffle=shuffle, seed=seed, share=share)
+        source = FileSource(kind, self._task.place_among_readers, shuffle=shuffle, seed=seed, share=share)
         source.wanted = None if kind.decode is not None else options.wanted()
         decode = kind.decode
         if decode is not None and options.x is not None:
@@ -79,7 +79,7 @@ class RowSources:
         return self._dataset(source, options, decode)
 
     def _dataset(self, rows: Any, options: DatasetOptions, *decode: Any) -> tf.data.Dataset:
-        alone, waits = self._member.num_workers == 1, self._member.may_be_synchronous
+        alone, waits = self._task.num_workers == 1, self._task.may_be_synchronous
         return dataset_of(rows, options, self._failed, *decode, alone=alone, waits=waits)
 
     def passes_begun(self) -> dict[str, int]:

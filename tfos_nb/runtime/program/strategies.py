@@ -31,7 +31,7 @@ from tfos_nb.runtime.control.plan import Node, Role, tf_config
 from tfos_nb.runtime.control.processes import greets, run_apart
 from tfos_nb.runtime.keras.scope import note_strategy
 
-__all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
+__all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "ClusterTask", "ProtocolProbe", "refuse_what_fails"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ _key_bases = itertools.count(0, 1000)
 
 
 @dataclass(frozen=True)
-class Member:
-    """A node of a cluster, with the facts that the strategies need.
+class ClusterTask:
+    """This process as a task of TensorFlow's cluster, with what the strategies need to know of it.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ class Member:
 
     Examples
     --------
-    >>> member = Member(Node.parse("worker:1"), {"chief": ["h:1"], "worker": ["h:2", "h:3"]})
-    >>> member.is_chief, member.num_workers, member.place_among_readers
+    >>> task = ClusterTask(Node.parse("worker:1"), {"chief": ["h:1"], "worker": ["h:2", "h:3"]})
+    >>> task.is_chief, task.num_workers, task.place_among_readers
     (False, 3, (2, 3))
     """
 
@@ -306,16 +306,16 @@ def cut_cpu(parts: int) -> None:
         ) from error
 
 
-def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
+def mesh(task: ClusterTask, dimensions: Mapping[str, int], kind: str) -> Any:
     """Build a DTensor mesh over the devices of all workers; see ``NodeContext.mesh``."""
     import tensorflow as tf
 
     dtensor = tf.experimental.dtensor
-    roles = [role for role in (Role.CHIEF.value, Role.WORKER.value) if role in member.cluster_spec]
-    jobs = [address for role in roles for address in member.cluster_spec[role]]
-    if member.node.role.value not in roles:
-        raise PlanError(f"mesh must be called on nodes that train, and {member.node} does not train")
-    position = jobs.index(member.cluster_spec[member.node.role.value][member.node.index])
+    roles = [role for role in (Role.CHIEF.value, Role.WORKER.value) if role in task.cluster_spec]
+    jobs = [address for role in roles for address in task.cluster_spec[role]]
+    if task.node.role.value not in roles:
+        raise PlanError(f"mesh must be called on nodes that train, and {task.node} does not train")
+    position = jobs.index(task.cluster_spec[task.node.role.value][task.node.index])
     os.environ["DTENSOR_CLIENT_ID"] = str(position)
     os.environ["DTENSOR_NUM_CLIENTS"] = str(len(jobs))
     os.environ["DTENSOR_JOBS"] = ",".join(jobs)
@@ -328,7 +328,7 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
         )
     if kind == "CPU" and total > len(jobs):
         cut_cpu(total // len(jobs))
-    member.await_leader()
+    task.await_leader()
     dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(list(dimensions.items()), device_type=kind)
 
@@ -349,7 +349,7 @@ def _await_leader() -> None:
     """Wait for the server of the first node that trains, to which a synchronous strategy of this process connects."""
     cluster, task = tf_config()
     if task.get("type") in (Role.CHIEF.value, Role.WORKER.value):
-        Member(Node(Role(task["type"]), int(task.get("index", 0))), cluster).await_leader()
+        ClusterTask(Node(Role(task["type"]), int(task.get("index", 0))), cluster).await_leader()
 
 
 def plans_protocol() -> str:

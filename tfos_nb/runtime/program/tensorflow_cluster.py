@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import Role
 from tfos_nb.runtime.program.peers import each_alone
-from tfos_nb.runtime.program.strategies import Member, mesh
+from tfos_nb.runtime.program.strategies import ClusterTask, mesh
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.feed.row_queue import RowQueue
@@ -48,7 +48,7 @@ class TensorFlowCluster:
 
     Parameters
     ----------
-    member : Member
+    task : ClusterTask
         This node's place.
     rows : RowQueue
         Its rows, which a worker reads for the coordinator.
@@ -58,8 +58,8 @@ class TensorFlowCluster:
         Callbacks into the node's process.
     """
 
-    def __init__(self, member: Member, rows: RowQueue, stopping: threading.Event, calls: CoordinatorCalls) -> None:
-        self.member = member
+    def __init__(self, task: ClusterTask, rows: RowQueue, stopping: threading.Event, calls: CoordinatorCalls) -> None:
+        self.task = task
         self._rows = rows
         self._stopping = stopping
         self._calls = calls
@@ -69,14 +69,14 @@ class TensorFlowCluster:
 
     def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
         """Return the strategy of a kind. Each call with ``async`` returns the same one, the coordinator's."""
-        meant = self.member.kind_of(kind)
+        meant = self.task.kind_of(kind)
         if meant == "async":
             return self.coordinator(options).strategy
-        return self.member.strategy(meant, options)
+        return self.task.strategy(meant, options)
 
     def coordinator(self, options: Mapping[str, Any]) -> Any:
         """Return TensorFlow's coordinator. The first call creates it."""
-        self.member.kind_of("async")
+        self.task.kind_of("async")
         if self._coordinator is None:
             self._coordinator = self._coordinate(options)
         return self._coordinator
@@ -86,7 +86,7 @@ class TensorFlowCluster:
 
         self._calls.coordinating()  # TensorFlow would wait forever for a missing server; the driver would not
         each_alone()
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(self.member.strategy("async", options))
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self.task.strategy("async", options))
         self._through = self._calls.coordinated(coordinator)
         return coordinator
 
@@ -117,19 +117,19 @@ class TensorFlowCluster:
         """Run TensorFlow's server for the other nodes, and do not return."""
         from tfos_nb.runtime.program.coordinator import LocalFeed
 
-        node = self.member.node
+        node = self.task.node
         rows = LocalFeed(self._rows, node.index, self._stopping)  # TensorFlow has only a weak reference to it
         if node.role is Role.WORKER:
             rows.register()
-        server = self.member.server(protocol)
+        server = self.task.server(protocol)
         self._calls.serving()
         server.join()
 
     def connect(self, protocol: str) -> list[str]:
         """Make the devices of the serving nodes usable by name here; return the names of all devices."""
         self._calls.coordinating()
-        return self.member.connect(protocol)
+        return self.task.connect(protocol)
 
     def mesh(self, device_type: str | None, dimensions: dict[str, int]) -> Any:
         """Return a DTensor mesh over the devices of all nodes that train."""
-        return mesh(self.member, dimensions, device_type or ("GPU" if self.member.gpus else "CPU"))
+        return mesh(self.task, dimensions, device_type or ("GPU" if self.task.gpus else "CPU"))
