@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -401,10 +401,13 @@ class ClusterController:
         with self.changed:
             self._slot_wanted_until = time.monotonic() + _ASKED_WITHIN
 
-    def stacks(self, timeout: float) -> dict[str, StacksTaken]:
-        """Ask all nodes that run for their stacks; return what has come within ``timeout`` seconds."""
+    def stacks(self, timeout: float, nodes: Collection[str] | None = None) -> dict[str, StacksTaken]:
+        """Ask the nodes that run for their stacks, all nodes or these; return what has come within ``timeout`` s."""
         with self.changed:
-            asked = {str(one.node) for one in self.membership.members.values() if one.up and one.stream in self._links}
+            members = (
+                self.membership.members if nodes is None else {name: self.membership.members[name] for name in nodes}
+            )
+            asked = {name for name, one in members.items() if one.up and one.stream in self._links}
             self._stacks_asked += 1
             number, self._stacks = self._stacks_asked, {}
             self.send(AskStacks(number), asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -41,6 +41,7 @@ class Nodes:
         self.letter = "T"
         self.of_steps: dict[str, Mark] = {}
         self.slow: list[dict[str, str]] = []
+        self.asked: list[Collection[str] | None] = []
 
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
@@ -49,7 +50,8 @@ class Nodes:
     def some_are_stopped(self) -> bool:
         return self.letter == "T"
 
-    def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
+    def stacks(self, timeout: float, nodes: Collection[str] | None = None) -> Mapping[str, StacksTaken]:
+        self.asked.append(nodes)
         if self.moves_when_asked and self.steps is not None:
             self.steps += 1
         return {"worker:1": StacksTaken("worker:1", 1, "", self.letter)}
@@ -219,4 +221,5 @@ def test_a_slow_worker_is_told_of_once_and_again_when_it_is_as_fast_as_the_other
     assert first.startswith(f"cluster clicks: {told}")
     assert last == "cluster clicks: worker:1 is slow no more"
     assert [list(texts) for texts in nodes.slow] == [["worker:1"], []]
+    assert nodes.asked == [["worker:1"]] * 5
     assert nodes.slow[0]["worker:1"].startswith(told.removeprefix("worker:1 "))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfos_nb.driver.hangs.explanation import Finding, Situation, explain, never_ends
@@ -48,8 +48,8 @@ class Watched(Protocol):
     def some_are_stopped(self) -> bool:
         """Whether a signal has stopped the process of a node that trains."""
 
-    def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
-        """Ask the nodes that run for their stacks."""
+    def stacks(self, timeout: float, nodes: Collection[str] | None = None) -> Mapping[str, StacksTaken]:
+        """Ask the nodes that run for their stacks: all nodes, or these."""
 
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         """Return what is known of each node that trains."""
@@ -125,7 +125,8 @@ class HangWatch:
         if found.keys() == self._slow.keys():
             return
         new = [one for name, one in found.items() if name not in self._slow]
-        samples = [self._watched.stacks(_WITHIN) for _ in range(_SAMPLES)] if new else []
+        asked = [one.node for one in new]
+        samples = [self._watched.stacks(_WITHIN, asked) for _ in range(_SAMPLES)] if new else []
         texts = {one.node: say_slow(one, [taken[one.node] for taken in samples if one.node in taken]) for one in new}
         for node in self._slow.keys() - found.keys():
             logger.warning("cluster %s: %s is slow no more", self._name, node)
