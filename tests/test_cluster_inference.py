@@ -360,7 +360,18 @@ LOCAL = """
         with launch(main, workers=2, spark=spark) as cluster:
             rows = cluster.inference(spark.range(0, 500, 1, 3), "twice long").collect()
         assert [(row.id, row.twice) for row in rows] == [(i, 2 * i) for i in range(500)]
-        print("as it should be")
+        from tfos_nb.errors import NodeFailed
+
+        def failing(args, ctx):
+            for batch in ctx.requests(10):
+                raise ValueError("boom")
+
+        try:
+            with launch(failing, workers=2, spark=spark, name="failing") as cluster:
+                cluster.inference(spark.range(9), "twice long").collect()
+        except NodeFailed as error:  # this Spark tries no task again, so its error of the task comes first
+            assert "in failing" in error.remote_traceback, error
+            print("as it should be")
         spark.stop()
 """
 

@@ -34,10 +34,11 @@ from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
-from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError, check_count
+from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, check_count
 from tfos_nb.interrupts import interruptible
 from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
+from tfos_nb.redaction import without_password, without_secrets
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
@@ -47,6 +48,7 @@ from tfos_nb.runtime.control.processes import private_directory, remove_director
 from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
@@ -54,7 +56,6 @@ from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import thin_points
-from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +69,8 @@ logger = logging.getLogger(__name__)
 
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
 _POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster and in the record of a run
-_EPOCHS_RECORDED = 2_000
+_ROWS_FAILED = f"{FeedFailed.__module__}.{FeedFailed.__name__}"  # in Spark's error of a task that had no result
+_CAUSE_WITHIN = 2.0  # seconds
 _ON_TIMEOUT = "it continues; call wait() again, or stop()"
 _NOT_RECORDED = "the run's record %s cannot be written: %s. record=DIR writes it elsewhere, and record=False nowhere"
 _text_of = functools.lru_cache(str)  # a panel shows a plan again and again
@@ -299,6 +301,7 @@ class Cluster(Rich):
         self._outcome = ClusterOutcome(plan.name, self._controller)
         self._lifecycle = ClusterLifecycle(plan.name, self._controller, self._outcome, self._jobs, settings)
         self._model_dir, self._log_dir = settings.model_dir_for(plan.name), settings.log_dir_for(plan.name)
+        self._recorded_dir = without_password(absolute(self._model_dir)) if self._model_dir else ""
         self._tunnel = ""
         self._training_calls = TrainingCalls(self._outcome, self._controller)
 
@@ -695,10 +698,15 @@ class Cluster(Rich):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None:
+            is_of_a_node = _ROWS_FAILED in str(error)
+            if is_of_a_node:  # Spark may report a task's failure before the node has reported its own
+                self._outcome.wait_for(lambda: self._outcome.over.is_set(), _CAUSE_WITHIN)
             self.close()
             cause = self._outcome.error
-            if isinstance(cause, NodeFailed) and str(cause).splitlines()[0] in str(error) and error is not cause:
-                raise cause from error  # replace Spark's cancellation error by its cause
+            if not isinstance(cause, NodeFailed) or error is cause:
+                return
+            if is_of_a_node or str(cause).splitlines()[0] in str(error):
+                raise cause from error  # replace Spark's error of a task, or of a cancellation, by its cause
             return
         try:
             self.wait()
@@ -752,16 +760,16 @@ class Cluster(Rich):
             started=self._launched_at,
             updated=time.time(),
             seconds=state.elapsed,
-            error=without_password(state.error) if state.status is not ClusterStatus.RECOVERING else "",
+            error=without_secrets(state.error) if state.status is not ClusterStatus.RECOVERING else "",
             plan=plan_arguments(self.plan),
             arguments=self._arguments,
-            epochs=tuple(self.history.epochs[-_EPOCHS_RECORDED:]),
+            epochs=tuple(self.history.epochs),
             points=tuple(thin_points(points, _POINTS_SHOWN)),
             rows=sum(node.rows for node in state.nodes),
             generation=state.generation,
             versions=package_versions(),
             spark={"application": self._application, "master": without_password(self._master)},
-            model_dir=without_password(self._model_dir),
+            model_dir=self._recorded_dir,
             process=self._process,
         )
 

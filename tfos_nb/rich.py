@@ -34,8 +34,8 @@ class Rich:
         return html
 
     def _html(self) -> str:
-        """Return HTML for a file, whatever the user wants to see in the notebook."""
-        html: str = self._renderings().RENDERINGS[self._rich](self)["text/html"]
+        """Return HTML for a file that others may read, whatever the user wants to see in the notebook."""
+        html: str = self._renderings().page_of(self._rich, self)
         return html
 
     @staticmethod

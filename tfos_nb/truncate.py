@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 
-__all__ = ["clip", "clip_lines", "clip_telling", "sendable", "size", "without_password"]
+__all__ = ["clip", "clip_lines", "clip_telling", "sendable", "size"]
 
 _TELLING_BYTES = len("… ( more characters)".encode())
 
@@ -61,16 +60,3 @@ def sendable(text: str) -> str:
 def size(value: object) -> int:
     """Return the bytes that a value takes in a message."""
     return len(json.dumps(value, ensure_ascii=False).encode())
-
-
-def without_password(text: str, instead: str = "…@") -> str:
-    """Return text whose URLs have no user, no password and no query of HTTP, so that everybody may read it.
-
-    Examples
-    --------
-    >>> without_password("ftp://me:secret@host/models")
-    'ftp://…@host/models'
-    >>> without_password("https://host/rows.tfrecord?sig=secret is damaged")
-    'https://host/rows.tfrecord?… is damaged'
-    """
-    return re.sub(r"(?i)(https?://[^\s?]*)\?[^\s'\"]+", r"\1?…", re.sub(r"(?<=:)//[^\s/@]*@", f"//{instead}", text))

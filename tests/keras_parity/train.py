@@ -24,7 +24,7 @@ from tests.keras_parity import models
 from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.feed.passes import Pass, Shares
+from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.rows.columns import first_lengths
 
 
@@ -42,7 +42,7 @@ class Share:
         """Return what rows are like."""
         return FeedSchema(1, self.first.schema.serialize().to_pybytes(), first_lengths(self.first))
 
-    def next_pass(self) -> Pass:
+    def next_pass(self, readers: Readers | None = None) -> Pass:
         """Return the rows; where they are streamed, the shares are known at the end."""
         known: list[Shares] = [] if self.streamed else [self.shares]
 

@@ -27,6 +27,7 @@ from tests.cluster_managers.daemons import free_ports
 from tests.records.test_run import a_run
 from tests.waiting import until
 from tfos_nb import errors, launch
+from tfos_nb.mlflow.following import RunNotLogged
 from tfos_nb.state.training_curve import Point
 
 mlflow = pytest.importorskip("mlflow")
@@ -232,6 +233,9 @@ def test_a_server_that_is_down_stops_nothing_and_the_run_can_be_logged_later(
     assert len(told) == 1, told
     assert told[0].startswith("the run is not logged to MLflow: no server answers at 127.0.0.1:1")
     assert told[0].endswith("The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards")
+    (run,) = tfos_nb.runs(tmp_path)
+    with pytest.raises(RunNotLogged, match=f"MLflow did not take the run {run.id}: no server answers at 127.0.0.1:1"):
+        tfos_nb.mlflow.log(run)
     mlflow.set_tracking_uri(server.uri)
     mlflow.tracking.fluent._active_experiment_id = experiment
     run_id = tfos_nb.mlflow.log(tfos_nb.runs(tmp_path)[0], experiment="late")

@@ -156,6 +156,10 @@ def test_secrets_in_urls_are_hidden(text: str) -> None:
     [
         *(["--password", "d34d"], ["--token=d34d"], ("password", "d34d"), [("password", "d34d")], "--token d34d -v"),
         *("curl -H 'Authorization: Bearer d34d'", "Authorization: d34d", "Bearer d34d.d34d.d34d"),
+        *("host=h user=me password=d34d", "export HF_TOKEN=d34d; run", "password: d34d", '{"password": "d34d"}'),
+        *("train --password 'd34d x'", "X-Api-Key: d34d", "Basic bWU6ZDM0ZA==d34d", "amqp://me:d3@d34d@h"),
+        *("jdbc:oracle:thin:me/d34d@//db", "s3://h/?user=a&passphrase=d34d", "https://h/x#access_token=d34d"),
+        [{"name": "password", "value": "d34d"}],
     ],
 )
 def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:
@@ -168,6 +172,23 @@ def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:
 def test_options_that_are_no_secrets_stay() -> None:
     argv = ["--epochs", "3", "--max-tokens", "100", "--optimizer=adam", "-v", "--tokenizer", "bpe"]
     assert plain_arguments({"argv": argv, "line": " ".join(argv)}) == {"argv": argv, "line": " ".join(argv)}
+
+
+def test_an_argument_whose_own_methods_fail_is_left_out() -> None:
+    class Odd:
+        shape = ()
+
+        def item(self) -> float:
+            raise RuntimeError
+
+    assert plain_arguments({"odd": Odd(), "lr": 0.1}) == {"lr": 0.1}
+
+
+def test_a_file_has_the_newest_epochs() -> None:
+    epochs = tuple({"epoch": number, "loss": 1.0} for number in range(1, 2_502))
+    assert [epoch["epoch"] for epoch in from_json(to_json(replace(a_run(), epochs=epochs))).epochs] == [
+        *range(502, 2_502)
+    ]
 
 
 def test_a_huge_integer_has_a_text(tmp_path: Path) -> None:
@@ -195,6 +216,10 @@ def test_other_texts_stay_whole() -> None:
 def test_secrets_are_left_out() -> None:
     given = {"HF_TOKEN": "d34d", "s3": {"secretKey": "d34d", "bucket": "b"}, "url": "https://me:d34d@host/x?sig=d34d"}
     assert "d34d" not in json.dumps(plain_arguments(given))
+    lists: list[Any] = [("me", "d34d"), ["-x", "d34d"], [["me", "d34d"], ["you", "d34d"]], ["-d34d", "d34d", "x"]]
+    for name in ("auth", "credentials", "tokens", "password"):
+        assert all("d34d" not in json.dumps(plain_arguments({name: one})) for one in lists)
+    assert plain_arguments({"token": 123456789, "max_tokens": 1000000}) == {"token": "…", "max_tokens": 1000000}
     assert plain_arguments({"passwords": ["d34d"], "db_password": ["d34d"]})["db_password"] == ["…"]
     assert plain_arguments({"max_tokens": 7, "token": 7, "sort_key": "id"}) == {
         "max_tokens": 7,

@@ -58,6 +58,8 @@ def test_a_directory_may_have_any_name_and_be_a_link(models: Path, tmp_path: Pat
     (odd / "linked").symlink_to(models / "mnist")
     assert [run.id for run in tfos_nb.runs(odd)] == ["aa22", "aa11"]
     assert [run.id for run in tfos_nb.runs(odd / "linked")] == ["aa22", "aa11"]
+    (models / "mnist" / "again").symlink_to(models)
+    assert [run.id for run in tfos_nb.runs(models)] == ["aa22", "bb33", "aa11"]
 
 
 def test_a_run_is_named_by_its_number_its_id_or_its_name(models: Path) -> None:

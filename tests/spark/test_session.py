@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -19,7 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import RunScript
 from tests.versions import profiles
 from tfos_nb.errors import PlanError
-from tfos_nb.spark.contexts.pending_slots import PendingSlots, expect, still_pending
+from tfos_nb.spark.contexts import pending_slots
+from tfos_nb.spark.contexts.pending_slots import PendingSlots, expect, still_ending, still_pending
 from tfos_nb.spark.session import (
     Busy,
     SparkJobs,
@@ -145,7 +148,7 @@ def test_tasks_that_are_being_killed_with_their_job_are_waited_for(spark: SparkS
 
 def test_says_which_job_holds_how_many_slots(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
     jobs.run(holding(spark, tmp_path, 3).collect, "somebody's report")
-    assert await_tasks(spark, 3) == (Busy("somebody's report", tasks=3, cpus=3, gpus=0),)
+    assert await_tasks(spark, 3) == (Busy("somebody's report", tasks=3, cpus=3, gpus=0, number=ANY),)
 
 
 def test_refuses_more_nodes_than_slots_with_the_numbers_and_what_to_change(spark: SparkSession) -> None:
@@ -411,6 +414,17 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
 def test_what_no_session_can_be_started_with_is_named(spark: SparkSession, wish: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         spark_session(**wish)
+
+
+def test_tasks_of_a_cell_that_fails_again_are_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(pending_slots, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second = (Busy("collect at cell.py:3", 1, 1, 0, ends=True, number=number) for number in (7, 9))
+    assert still_ending((first,))
+    now[0] += 20.0
+    assert not still_ending((first,)), "it is waited for no longer"
+    assert still_ending((second,)), "it has the same description, and has just failed"
+    assert not still_ending(())
 
 
 def test_nodes_that_spark_was_asked_for_hold_their_slots_before_they_run(spark: SparkSession) -> None:

@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import PlanError
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire
@@ -39,7 +40,6 @@ from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, ModelLook, SignatureTask
 from tfos_nb.runtime.models.signature import ModelUnusable, Signature
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, slots_busy
-from tfos_nb.truncate import without_password
 
 __all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "shown"]
 

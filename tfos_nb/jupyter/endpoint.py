@@ -40,12 +40,12 @@ from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.message_page import page
 from tfos_nb.jupyter.tensorboard_page import SCRIPT, front_page, script
 from tfos_nb.ports import allowed_ports
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, LogLine
 from tfos_nb.state.log_buffer import brief_line
-from tfos_nb.truncate import without_password
 
 __all__ = ["Endpoint", "Served", "the_endpoint"]
 

@@ -8,26 +8,30 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfos_nb.errors import PlanError
-from tfos_nb.mlflow.destination import Destination, check_option, find_destination
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.mlflow.destination import Destination, check_option, find_destination, load_mlflow
 from tfos_nb.mlflow.models import Rows, log_model
 from tfos_nb.mlflow.writing import RunWriter
 from tfos_nb.records.recorder import RunRecorder
 from tfos_nb.records.run import Run
-from tfos_nb.truncate import without_password
+from tfos_nb.redaction import without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tfos_nb.inference.column_matching import Inputs
 
-__all__ = ["Followed", "Follower", "follower", "log"]
+__all__ = ["Followed", "Follower", "RunNotLogged", "follower", "log"]
 
 logger = logging.getLogger(__name__)
 
 _USUAL_FILE = "model.keras"
 _LATE = "MLflow's server did not take the run's outcome within 10 s: tfos_nb.mlflow.log(RUN) logs the run once it does"
 _DOWN = "the run is not logged to MLflow: %s. The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards"
+
+
+class RunNotLogged(TfosError):
+    """MLflow did not take a run. The message says why."""
 
 
 class Followed(Protocol):
@@ -145,6 +149,8 @@ def log(
         If MLflow is not installed.
     PlanError
         If an argument is not valid: nothing is logged.
+    RunNotLogged
+        If the server is down, or refuses the run: call it again.
     ModelNotLogged
         If the model cannot be loaded, or the server does not take it: the run is logged without it.
 
@@ -165,7 +171,11 @@ def log(
     destination = find_destination(check_option(True if experiment is None else experiment))
     assert destination is not None
     writer = RunWriter(destination, run._html)
-    writer.write(record)
+    try:
+        writer.write(record)
+    except (OSError, load_mlflow().MlflowException) as error:
+        why = without_password(str(error).partition("\n")[0])
+        raise RunNotLogged(f"MLflow did not take the run {record.id}: {why}. Call it again once it does") from error
     if model is not None:
         log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
     return writer.run_id

@@ -20,9 +20,9 @@ import numpy as np
 from tfos_nb.errors import TfosError
 from tfos_nb.inference.column_matching import Inputs, feeds_of
 from tfos_nb.inference.model_library import find
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.storage.remote import file_system
-from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,9 @@ from typing import Any
 
 from tfos_nb.mlflow.destination import RUN_TAG, Destination, check_server, chosen_experiment, load_mlflow
 from tfos_nb.records.run import Run, to_json
+from tfos_nb.redaction import without_password
 from tfos_nb.state.cluster_state import ClusterStatus
-from tfos_nb.truncate import clip, without_password
+from tfos_nb.truncate import clip
 
 __all__ = ["RunWriter"]
 
@@ -130,7 +131,10 @@ class RunWriter:
         if not self._to.experiment:
             return self._to.experiment_id or chosen_experiment()
         found = self._client.get_experiment_by_name(self._to.experiment)
-        return str(found.experiment_id if found is not None else self._client.create_experiment(self._to.experiment))
+        if found is not None:
+            return str(found.experiment_id)
+        logger.warning("MLflow had no experiment %r: it is made", self._to.experiment)  # it may be a slip of the pen
+        return str(self._client.create_experiment(self._to.experiment))
 
     def _log_epochs(self, run: Run) -> None:
         """Log the epochs that are new, and those that have other numbers since they were trained again."""

@@ -22,6 +22,7 @@ from tfos_nb.pipeline.fitting import Fitted, Rows
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.keras_model import BY_FEATURES, BY_MAPPING, HasPredictionColumns, KerasModel
 from tfos_nb.pipeline.selection import check_column, filled, selected, without_nulls
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects, own_objects_of
 from tfos_nb.runtime.models.classifier_outputs import Task
@@ -30,7 +31,6 @@ from tfos_nb.runtime.models.keras_outputs import Label, Outputs, label_columns, 
 from tfos_nb.runtime.program.keras_estimator_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.runtime.storage.remote import file_system
-from tfos_nb.truncate import without_password
 
 __all__ = ["KerasEstimator"]
 

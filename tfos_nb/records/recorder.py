@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tfos_nb.records.run import Run, to_json
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.storage.remote import Draft
-from tfos_nb.truncate import without_password
 
 __all__ = ["RunRecorder", "write_file"]
 

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import platform
-import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -26,12 +25,13 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
+from tfos_nb.redaction import HIDDEN, hides, hides_number, is_secret, without_secrets
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.state import figure, training_curve
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.state.training_curve import Point
-from tfos_nb.truncate import clip, without_password
+from tfos_nb.truncate import clip
 
 __all__ = [
     "FORMAT",
@@ -53,20 +53,7 @@ _SILENT = 180.0  # seconds after the last write, on another host, at which the w
 _LONGEST_TEXT = 500  # characters of an argument
 _LARGEST_BITS = 1000  # of an integer: a larger one has no float, and with 4300 digits no text
 _MOST, _DEEPEST = 64, 3  # elements of an argument that is a collection, and collections within collections
-_SECRET = re.compile(
-    r"(?:^|_)(?:[a-z]*tokens?\d*|[a-z]*secrets?|pass|pw|pwd|credentials?|auth|authorization|bearer|cookies?)(?:_|$)"
-    r"|pass(?:word|wd|phrase)|dbpass|connection_?string"
-    r"|(?:^|_|[a-z])(?:api|access|account|private|secret|signing|encryption|storage|hf|ssh|openai|anthropic)_?keys?(?:_|$)"
-    r"|(?:^|_)jwt(?:_|$)"
-)
-_SECRET_NUMBER = re.compile(r"pass(?:word|wd|phrase)|(?:^|_)(?:pass|pw|pwd|pin)(?:_|$)")
-_IN_A_URL = re.compile(
-    r"(?i)([?&;](?:[\w-]*(?:password|passwd|pwd|token|secret|signature|credential|key)|sig)=)[^&;\s'\"]*"
-)
-_OPTION = re.compile(r"(?P<option>(?:^|(?<=\s))--?[\w-]+(?:=|\s+))(?P<value>[^\s'\"-][^\s'\"]*)")
-_IN_A_HEADER = re.compile(r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8}))[^\s'\"]+")
-_PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
-_HIDDEN = "…"
+_EPOCHS_KEPT = 2_000
 _LAST_TIME = 2**36  # seconds since 1970: the year 4147
 _HIGHEST = 1e300
 _PACKAGES = ("tfos_nb", "tensorflow", "keras", "tf_keras", "pyspark", "numpy")
@@ -256,8 +243,7 @@ class _NotData(Exception):
 
 def _plain(value: Any, name: str, depth: int) -> Any:
     """Return a value as JSON can represent it."""
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # NumPy's scalars
+    value = _scalar(value)
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, float) and not math.isfinite(value):
@@ -265,29 +251,45 @@ def _plain(value: Any, name: str, depth: int) -> Any:
     if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float)):
-        hides = value is not None and not isinstance(value, bool) and _SECRET_NUMBER.search(_words(name))
-        return _HIDDEN if hides else value
+        hidden = value is not None and not isinstance(value, bool) and hides_number(name, str(value))
+        return HIDDEN if hidden else value
     if isinstance(value, (str, os.PathLike)):
-        text = str(value)
-        return _HIDDEN if _hides(name, text) else clip(_without_secrets(text), _LONGEST_TEXT)
+        text = os.fspath(value)
+        if not isinstance(text, str):
+            raise _NotData
+        return HIDDEN if hides(name, text) else clip(without_secrets(text), _LONGEST_TEXT)
     if isinstance(value, (list, tuple)) and depth < _DEEPEST and len(value) <= _MOST:
         named = _names_in_list(value, name)
         return [_plain(one, called, depth + 1) for one, called in zip(value, named, strict=True)]
     if isinstance(value, Mapping) and depth < _DEEPEST and len(value) <= _MOST:
-        return _HIDDEN if _is_secret(name) else _plain_mapping(value, depth)
+        return HIDDEN if is_secret(name) else _plain_mapping(value, depth)
     raise _NotData
+
+
+def _scalar(value: Any) -> Any:
+    """Return the number of a NumPy scalar, and any other value as it is."""
+    if not hasattr(value, "item") or getattr(value, "shape", None) != ():
+        return value
+    try:
+        return value.item()
+    except Exception:  # noqa: BLE001 - any class may have an attribute of this name
+        raise _NotData from None
 
 
 def _names_in_list(values: Sequence[Any], name: str) -> list[str]:
     """Return a name for each element of a list: that of an option before it, as in ``["--password", "d34d"]``.
 
-    The second element of a pair of texts has the first one as its name.
+    The second element of a pair of texts has the first one as its name. Everything in a list of secrets is one.
 
     Examples
     --------
     >>> _names_in_list(["--epochs", "3", "--token", "d34d"], "argv"), _names_in_list(("password", "d34d"), "login")
     (['argv', '--epochs', 'argv', '--token'], ['login', 'password'])
+    >>> _names_in_list(("me", "d34d"), "credentials")
+    ['credentials', 'credentials']
     """
+    if is_secret(name):
+        return [name] * len(values)
     pair = len(values) == 2 and all(isinstance(one, str) for one in values)
     before = [name, *(one if isinstance(one, str) and (pair or one.startswith("-")) else name for one in values)]
     return before[: len(values)]
@@ -295,68 +297,14 @@ def _names_in_list(values: Sequence[Any], name: str) -> list[str]:
 
 def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     found = {}
+    of = values.get("name")  # of {"name": "password", "value": "d34d"}
     for key, value in values.items():
         try:
-            found[str(key)] = _plain(value, str(key), depth + 1)
+            called = of if key == "value" and isinstance(of, str) else str(key)
+            found[str(key)] = _plain(value, called, depth + 1)
         except _NotData:
             continue
     return found
-
-
-def _is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret.
-
-    Examples
-    --------
-    >>> [_is_secret(name) for name in ("api_key", "accessKey", "HF_TOKEN", "db pass", "key", "sort_key", "tokenizer")]
-    [True, True, True, True, False, False, False]
-    """
-    return bool(_SECRET.search(_words(name)))
-
-
-def _words(name: str) -> str:
-    """Return the words of a name in small letters, with ``_`` between them.
-
-    Examples
-    --------
-    >>> _words("accessKey"), _words("api-key")
-    ('access_key', 'api_key')
-    """
-    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
-
-
-def _without_secrets(text: str) -> str:
-    """Return a text without the passwords, signatures and tokens of its URLs, options and headers.
-
-    Examples
-    --------
-    >>> _without_secrets("jdbc:postgresql://h/db?user=me&password=d34d"), _without_secrets("s3://me:d3/4d@bucket/x")
-    ('jdbc:postgresql://h/db?user=me&password=…', 's3://…@bucket/x')
-    >>> _without_secrets("--token=d34d --epochs 3"), _without_secrets("Authorization: Bearer d34d")
-    ('--token=… --epochs 3', 'Authorization: Bearer …')
-    """
-    text = without_password(_PASSWORD_WITH_SLASH.sub(f"//{_HIDDEN}@", text))
-    for one in (_IN_A_URL, _IN_A_HEADER):
-        text = one.sub(rf"\1{_HIDDEN}", text)
-    return _OPTION.sub(_without_secret, text)
-
-
-def _without_secret(found: re.Match[str]) -> str:
-    option, value = found["option"], found["value"]
-    return option + (_HIDDEN if _hides(option, value) else value)
-
-
-def _hides(name: str, text: str) -> bool:
-    """Return whether a text of this name is a secret; a number, as in ``--max-tokens 100``, rarely is.
-
-    Examples
-    --------
-    >>> _hides("--token", "d34d"), _hides("--max-tokens", "100"), _hides("pin", "1234")
-    (True, False, True)
-    """
-    if re.fullmatch(r"[\d.]+", text):
-        return bool(_SECRET_NUMBER.search(_words(name)))
-    return bool(text) and _is_secret(name)
 
 
 @functools.cache
@@ -384,7 +332,10 @@ def plan_arguments(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def to_json(run: Run) -> str:
-    """Return the text of a run's file. A number that is not finite is a text, which ``float`` understands."""
+    """Return the text of a run's file, with its newest 2,000 epochs.
+
+    A number that is not finite is a text, which ``float`` understands.
+    """
     process = run.process
     points = [
         [one.epoch, one.step, one.generation, int(one.ends_epoch), _finite(_brief(one.metrics))] for one in run.points
@@ -406,7 +357,7 @@ def to_json(run: Run) -> str:
         "spark": run.spark,
         "model_dir": run.model_dir,
         "process": None if process is None else dataclasses.asdict(process),
-        "epochs": _finite(list(run.epochs)),
+        "epochs": _finite(list(run.epochs[-_EPOCHS_KEPT:])),
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()]
     return "{\n" + ",\n".join([*lines, f' "points": {json.dumps(points, separators=(",", ":"))}']) + "\n}\n"

@@ -9,13 +9,13 @@ from typing import Any, overload
 
 from tfos_nb.errors import PlanError
 from tfos_nb.records.run import BadRun, Run, from_json
+from tfos_nb.redaction import without_password
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.storage.paths import absolute, is_local
 from tfos_nb.runtime.storage.remote import Unreachable, answered_within, file_system, refuse_unknown
 from tfos_nb.state import figure
 from tfos_nb.state.metric_order import in_order
 from tfos_nb.state.training_curve import chart_names
-from tfos_nb.truncate import without_password
 
 __all__ = ["ABSENT", "FOLDER", "HOME", "Runs", "differing", "runs"]
 
@@ -252,8 +252,13 @@ def _texts(system: Any, path: str) -> dict[str, str | OSError]:
 def _folders(system: Any, path: str) -> list[str]:
     """Return the directories with records: the given one, and those up to two levels below."""
     found, level = [path] if os.path.basename(path) == FOLDER else [], [path]
+    seen = {os.path.realpath(path)}
     for _ in range(_LEVELS + 1):
         below = [name for above in level for name, is_folder in _listed(system, above) if is_folder]
+        if is_local(system):  # a link may lead to a directory that is listed already
+            known = {os.path.realpath(name): name for name in reversed(below)}
+            below = [name for real, name in known.items() if real not in seen]
+            seen |= known.keys()
         found += [name for name in below if os.path.basename(name) == FOLDER]
         level = [name for name in below if os.path.basename(name) != FOLDER]
     return found

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.redaction import without_secrets
 from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.state.training_curve import thin_points
 from tfos_nb.widgets.extension import ask_extension
@@ -18,7 +19,7 @@ from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.text import WIDTH, render_text
 
-__all__ = ["cluster_bundle", "links_to"]
+__all__ = ["cluster_bundle", "cluster_page", "links_to"]
 
 _POINTS_SHOWN = 400
 
@@ -36,6 +37,22 @@ def cluster_bundle(cluster: Any, *, every_node: bool = False, width: int = WIDTH
         "text/html": render_html(state, every_node=every_node, links=links_to(cluster, state)),
         "text/plain": render_text(state, every_node=every_node, width=width),
     }
+
+
+def cluster_page(cluster: Any) -> str:
+    """Return a cluster's panel as static HTML for others to read: errors and output without what looks like a secret.
+
+    It has no links, since others may not reach this machine.
+    """
+    state: ClusterState = cluster.snapshot()
+    state = replace(
+        state,
+        points=state.points or tuple(thin_points(cluster.history.points(), _POINTS_SHOWN)),
+        error=without_secrets(state.error),
+        nodes=tuple(replace(node, detail=without_secrets(node.detail)) for node in state.nodes),
+        log=tuple(replace(line, text=without_secrets(line.text)) for line in state.log),
+    )
+    return render_html(state)
 
 
 def links_to(cluster: Any, state: ClusterState) -> list[tuple[str, str]]:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from tfos_nb.redaction import without_password
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.state.log_buffer import brief_line
-from tfos_nb.truncate import clip, clip_lines, size, without_password
+from tfos_nb.truncate import clip, clip_lines, size
 from tfos_nb.widgets.words import facts, wording
 from tfos_nb.widgets.words.curves import quantise, span
 from tfos_nb.widgets.words.trouble import NO_NUMBER, aside, headline, own_line, trouble_first

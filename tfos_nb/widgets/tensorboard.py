@@ -26,8 +26,8 @@ from IPython.display import HTML, display
 
 from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.jupyter.endpoint import Endpoint, Served, the_endpoint
+from tfos_nb.redaction import without_password
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
-from tfos_nb.truncate import without_password
 from tfos_nb.widgets.extension import ask_extension
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tfos_nb.runtime.datasets.dataset import Blocks, CutBlocks
 from tfos_nb.runtime.feed.pass_record import PassRecord
-from tfos_nb.runtime.feed.passes import Cut, Division, Pass, Shares
+from tfos_nb.runtime.feed.passes import Cut, Division, Pass, Readers, Shares
 from tfos_nb.runtime.rows.columns import columns_of
 
 COLUMNS = tuple(columns_of(pa.schema([("id", pa.int64())]), {}).values())
@@ -30,7 +30,7 @@ class OnePass:
         shares = lambda: Shares(rows, 2 * rows, rows) if next(ended) else None
         self.rows = Pass(iter(parts), shares, self.record)
 
-    def next_pass(self) -> Pass:
+    def next_pass(self, readers: Readers | None = None) -> Pass:
         return self.rows
 
 

@@ -20,6 +20,7 @@ from tfos_nb.runtime.code.first_use import has_begun
 from tfos_nb.runtime.datasets.dataset import DatasetOptions
 from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
 from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.passes import Readers
 from tfos_nb.runtime.program.setup import patch_keras_fit
 
 ROWS = pa.RecordBatch.from_pydict({"x": pa.array([1.0, 2.0, 3.0]), "y": pa.array([1, 0, 1])})
@@ -29,7 +30,7 @@ class Rows:
     def schema(self) -> FeedSchema:
         return FeedSchema(0, ROWS.schema.serialize().to_pybytes(), {})
 
-    def next_pass(self) -> Iterator[pa.RecordBatch]:
+    def next_pass(self, readers: Readers | None = None) -> Iterator[pa.RecordBatch]:
         return iter([ROWS])
 
 

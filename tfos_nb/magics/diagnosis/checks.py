@@ -13,8 +13,8 @@ from typing import Any
 from tfos_nb.errors import PlanError, nearest
 from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.ports import allowed_ports
+from tfos_nb.redaction import without_password
 from tfos_nb.spark import monitor
-from tfos_nb.truncate import without_password
 from tfos_nb.widgets.choice import CHOICES, choose_rendering
 from tfos_nb.widgets.hosts import Host, check_proxy_url
 

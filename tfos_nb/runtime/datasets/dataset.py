@@ -21,7 +21,7 @@ from tfos_nb.runtime.datasets.class_weights import weights_of
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.feed.pass_record import PassRecord
-from tfos_nb.runtime.feed.passes import Cut, Pass
+from tfos_nb.runtime.feed.passes import Cut, Pass, Readers
 from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size, tracked
 from tfos_nb.runtime.keras.inputs import named
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
@@ -44,8 +44,11 @@ class Source(Protocol):
         """Return the schema of the rows; None if there will be no rows."""
         ...
 
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
-        """Return the rows of this node's share for the next pass; None if there are no more passes."""
+    def next_pass(self, readers: Readers | None = None) -> Iterator[pa.RecordBatch] | None:
+        """Return the rows of this node's share for the next pass; None if there are no more passes.
+
+        While it waits for rows, the ``readers`` of the dataset may have gone. Then it returns None, too.
+        """
         ...
 
 
@@ -204,7 +207,7 @@ class CutBlocks:
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the blocks of the next pass. Each contains only whole batches."""
         try:
-            rows = self.blocks.source.next_pass()
+            rows = self.blocks.source.next_pass(self.cut.readers)
             if rows is None:
                 return
             one = rows if isinstance(rows, Pass) else Pass(rows, _unknown)

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.feed.passes import Pass, Shares
+from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.rows.columns import first_lengths
 from tfos_nb.runtime.storage.paths import is_hidden
 from tfos_nb.runtime.storage.remote import Unreachable, file_system
@@ -210,7 +210,7 @@ class FileSource:
         first = self.reading.first()
         return FeedSchema(0, first.schema.serialize().to_pybytes(), first_lengths(first))
 
-    def next_pass(self) -> Pass | None:
+    def next_pass(self, readers: Readers | None = None) -> Pass | None:
         """Return the rows of the share for the next pass."""
         number, self._passes = self._passes, self._passes + 1
         batches = self.reading.batches(self.spans(number), self.wanted)

@@ -7,14 +7,18 @@ the one by the other.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from tfos_nb.runtime.feed.pass_record import PassRecord
 
-__all__ = ["Cut", "Division", "Pass", "Shares"]
+__all__ = ["Cut", "Division", "Pass", "Readers", "Shares"]
+
+_RELEASED_WITHIN = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,53 @@ class Pass(Iterator[pa.RecordBatch]):
         """Leave the pass: none of its remaining rows are wanted."""
         if isinstance(self._batches, Generator):
             self._batches.close()
+
+
+class Readers:
+    """The iterators over a dataset that are alive.
+
+    An iterator reads ahead. With ``repeat()`` it asks for the next pass as soon as the last one has ended, and waits
+    for it in a thread of TensorFlow's. When the iterator is gone, that thread must not take the next pass, since its
+    rows are for the next reader. And it must end, since TensorFlow waits for it when it frees the iterator.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._alive = 0
+        self._waiting: list[Callable[[], object]] = []
+
+    def opened(self) -> None:
+        """Count a new iterator."""
+        with self._changed:
+            self._alive += 1
+
+    def closed(self) -> None:
+        """Count an iterator no more; if it was the last one, release its threads."""
+        with self._changed:
+            self._alive -= 1
+            release = list(self._waiting) if not self._alive else []
+        for one in release:
+            one()
+        with self._changed:
+            if release:
+                self._changed.wait_for(lambda: not self._waiting, _RELEASED_WITHIN)
+
+    @contextlib.contextmanager
+    def waiting(self, release: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+        """Wait within the block for rows: ``release`` is called when the last iterator is gone.
+
+        The block gets a function that says whether it was the last one. It never was if there was none before: what
+        TensorFlow reads without an iterator in Python is not known.
+        """
+        with self._changed:
+            had_some = self._alive > 0
+            self._waiting.append(release)
+        try:
+            yield lambda: had_some and not self._alive
+        finally:
+            with self._changed:
+                self._waiting.remove(release)
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -123,6 +174,10 @@ class Cut:
         Passes that have begun.
     record : PassRecord or None
         The record of the pass that began last.
+    readers : Readers
+        The iterators over the dataset.
+    readers : Readers
+        The iterators over the dataset.
     """
 
     batch: int
@@ -130,3 +185,4 @@ class Cut:
     division: Division | None = None
     passes: int = 0
     record: PassRecord | None = None
+    readers: Readers = field(default_factory=Readers)

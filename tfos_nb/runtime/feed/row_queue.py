@@ -27,7 +27,7 @@ from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
-from tfos_nb.runtime.feed.passes import Pass
+from tfos_nb.runtime.feed.passes import Pass, Readers
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.spill import Spill
 
@@ -159,13 +159,15 @@ class RowQueue:
             self._wait_for_rows(lambda: self._schedule.schema is not None or self._schedule.closed)
             return self._schedule.schema
 
-    def next_pass(self) -> Pass | None:
-        """Wait for the next pass and return its batches; None after the last pass."""
+    def next_pass(self, readers: Readers | None = None) -> Pass | None:
+        """Wait for the next pass and return its batches; None after the last pass, or if its ``readers`` are gone."""
         with self._changed:
             self._do((*self._schedule.ask(), *self._schedule.settle()))
         self._tell_due()
-        with self._changed:
-            self._wait_for_rows(lambda: self._schedule.has_turn or self._schedule.closed)
+        with (readers or Readers()).waiting(self._wake) as are_gone, self._changed:
+            self._wait_for_rows(lambda: self._schedule.has_turn or self._schedule.closed or are_gone())
+            if are_gone():
+                return None
             turn, commands = self._schedule.take()
             self._do(commands)
             if turn is None:
@@ -175,6 +177,10 @@ class RowQueue:
             rows = self._rows[turn.feed]
             self._record = PassRecord()
         return Pass(self._run(turn, rows), rows.shares, self._record)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _run(self, turn: Turn, feed: FeedRows) -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -449,6 +455,6 @@ class ValidationRows:
         """Wait for the first announcement of a feed and return the schema; None if no feed will come."""
         return self.queue.validation_schema()
 
-    def next_pass(self) -> Pass | None:
+    def next_pass(self, readers: Readers | None = None) -> Pass | None:
         """Return all rows of the share once more."""
         return self.queue.validation_pass()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.feed.passes import Cut, Division
+from tfos_nb.runtime.feed.passes import Cut, Division, Readers
 from tfos_nb.runtime.keras.own_loops import expect_lacking_rows
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
@@ -61,14 +62,45 @@ def is_shared_out(dataset: Any) -> bool:
 
 
 def divide_datasets() -> None:
-    """Patch TensorFlow's synchronous strategies to use the batches of fed rows as they are cut."""
+    """Patch TensorFlow's synchronous strategies to use the batches of fed rows as they are cut.
+
+    Its iterators are patched to count as readers of the rows while they are alive.
+    """
     import tensorflow as tf
 
+    _count_iterators()
     owner = next(c for c in tf.distribute.Strategy.__mro__ if "experimental_distribute_dataset" in vars(c))
     if hasattr(owner.experimental_distribute_dataset, "__wrapped__"):
         return
     owner.experimental_distribute_dataset = _taken_as_cut(owner.experimental_distribute_dataset)
     owner.distribute_datasets_from_function = _cut_for_replicas(owner.distribute_datasets_from_function)
+
+
+def _count_iterators() -> None:
+    from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
+
+    for kind in (iterator_ops.OwnedIterator, multi_device_iterator_ops.OwnedMultiDeviceIterator):
+        if not hasattr(kind.__init__, "__wrapped__"):
+            kind.__init__ = _counted(kind.__init__)
+
+
+def _counted(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the ``__init__`` of an iterator. One that is made of components is the same once more, in a graph."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, dataset: Any = None, *args: Any, **options: Any) -> None:  # noqa: N807
+        for readers in _readers_of(dataset) if dataset is not None else ():
+            readers.opened()
+            weakref.finalize(self, readers.closed)
+        original(self, dataset, *args, **options)
+
+    return __init__
+
+
+def _readers_of(dataset: Any) -> list[Readers]:
+    """Return the readers of the fed rows that a dataset is made of, whatever it has made of their batches."""
+    cuts = (getattr(one, _TRACKED, None) or getattr(one, _MARK, None) for one in _made_of(dataset, down_to=_TRACKED))
+    return list({id(cut): cut.readers for cut in cuts if cut is not None}.values())
 
 
 def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,12 +198,12 @@ def _cuts_of(dataset: Any) -> list[Cut]:
     return cuts
 
 
-def _made_of(dataset: Any) -> Iterator[Any]:
+def _made_of(dataset: Any, down_to: str = _MARK) -> Iterator[Any]:
     """Iterate over the datasets that a dataset is made of, down to those that cut their rows."""
     left = [dataset]
     while left:
         yield (one := left.pop())
-        if not hasattr(one, _MARK):
+        if not hasattr(one, down_to):
             left.extend(_inputs_of(one))
 
 

@@ -3,6 +3,9 @@
 Keras' callbacks, such as ``EarlyStopping``, end a ``fit`` with ``model.stop_training = True``. The remaining passes are
 then not used, and Spark would read their rows for nothing.
 
+A ``fit`` over ``dataset.repeat()`` takes as many batches as it has steps, and reads no further: its iterator would
+begin the next pass, whose rows are for the next reader.
+
 In the opposite case, a ``fit`` has more epochs than passes are fed. It would continue with empty passes, and Keras
 would report a loss and an accuracy of 0 for each.
 """
@@ -12,11 +15,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
+from tfos_nb.runtime.keras.distributed_datasets import is_shared_out
 
 __all__ = ["watch_fit"]
 
@@ -66,6 +70,7 @@ class _Watch:
             if not isinstance(theirs, callbacks.CallbackList):  # nothing can be added to a finished CallbackList
                 several = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
                 given.arguments["callbacks"] = [guard(self.missed), *several]  # ours is first
+            given.arguments |= _without_more(model, given.arguments)
             history = fit(*given.args, **given.kwargs)
             passes = {name: count - before[name] for name, count in self.begun().items() if count != before[name]}
             if getattr(model, "stop_training", False):
@@ -76,6 +81,20 @@ class _Watch:
             return history
 
         return fit_that_tells
+
+
+def _without_more(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dataset of a ``fit``, if it is fed and repeated without end, with as many batches as are used."""
+    import tensorflow as tf
+
+    dataset: Any = arguments.get("x")
+    steps: Any = arguments.get("steps_per_epoch")
+    at_once: Any = getattr(model, "steps_per_execution", 1)
+    counts = isinstance(dataset, tf.data.Dataset) and type(steps) is int and type(at_once) is int
+    if not counts or not is_shared_out(dataset) or dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+        return {}
+    epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
+    return {"x": dataset.take(epochs * at_once * -(-steps // at_once))}
 
 
 def _warn_of_steps(steps: int, epochs: int, passes: int) -> None:

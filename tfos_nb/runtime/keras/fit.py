@@ -38,6 +38,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -225,7 +226,8 @@ def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) ->
     import tensorflow as tf
 
     if iterator is not None:
-        vars(self)[_ITERATOR] = iterator  # past Keras' tracking of attributes
+        # Past Keras' tracking of attributes; weak, since what an iterator has asked for ends with it.
+        vars(self)[_ITERATOR] = weakref.ref(iterator)
         refuse_text(self, iterator._distributed_dataset.element_spec, getattr(iterator, _COLUMNS, (None, None)))
     if self._distribute_strategy is None:
         warn_of_a_model_outside(self)
@@ -302,7 +304,8 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def iterator_of(model: Any) -> Any:
     """Return the iterator of a model's ``fit`` that has just begun; a later ``evaluate`` has another one."""
-    return vars(model).get(_ITERATOR)
+    known = vars(model).get(_ITERATOR)
+    return known() if known is not None else None
 
 
 def build_early(model: Any, iterator: Any) -> None:

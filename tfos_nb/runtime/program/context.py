@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.formats import reading
@@ -33,7 +34,6 @@ from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.runtime.storage.remote import Draft, writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
-from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:
     import tensorflow as tf

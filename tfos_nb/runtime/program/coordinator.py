@@ -32,6 +32,7 @@ from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.datasets.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.passes import Readers
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.rows.columns import Column
@@ -209,7 +210,7 @@ class _Repeated:
     passes: RowQueue
     stopping: threading.Event
 
-    def next_pass(self) -> Iterator[pa.RecordBatch]:
+    def next_pass(self, readers: Readers | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         kept: Spill | None = None
         try:

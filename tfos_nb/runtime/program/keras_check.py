@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tfos_nb.runtime.control.processes import run_apart
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.feed.passes import Pass, Shares
+from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.keras.versions import installed_keras, is_tested
 from tfos_nb.runtime.rows.columns import first_lengths
 
@@ -82,7 +82,7 @@ class _Rows:
     def schema(self) -> FeedSchema:
         return FeedSchema(1, self._batch.schema.serialize().to_pybytes(), first_lengths(self._batch))
 
-    def next_pass(self) -> Pass:
+    def next_pass(self, readers: Readers | None = None) -> Pass:
         return Pass(iter([self._batch]), lambda: Shares(self._rows, self._rows, self._rows))
 
 

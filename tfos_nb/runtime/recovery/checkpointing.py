@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over, writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
-from tfos_nb.truncate import without_password
 
 __all__ = ["CheckpointCalls", "Checkpoints", "Resumed"]
 

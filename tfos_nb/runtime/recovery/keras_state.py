@@ -331,7 +331,7 @@ class _KeptFit:
     def train_ends(self) -> None:
         """Keep no state of a training that a callback has ended."""
         assert self._contents is not None, "training has begun"
-        self._contents.model._initial_epoch = self._agreed = None
+        self._contents.model._initial_epoch = self._agreed = self._iterator = None
         if self._amid is not None:
             self._amid.await_writer()
         if getattr(self._contents.model, "stop_training", False):

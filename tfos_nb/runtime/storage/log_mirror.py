@@ -11,8 +11,8 @@ import tempfile
 import threading
 from typing import Any
 
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.storage.remote import file_system, tensorflow_opens
-from tfos_nb.truncate import without_password
 
 __all__ = ["LogMirror", "mirrored"]
 

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tfos_nb.errors import TfosError
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.storage.paths import hadoop_conf_dirs, is_forbidden, is_local
-from tfos_nb.truncate import without_password
 
 __all__ = [
     "Draft",

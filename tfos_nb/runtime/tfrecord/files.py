@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from tfos_nb.errors import PlanError
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.storage import remote
 from tfos_nb.runtime.storage.paths import is_hidden, is_local
 from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
-from tfos_nb.truncate import without_password
 
 __all__ = [
     "NULL_PARTITION", "SUCCESS", "DataFile", "Inflated", "NoFileSystem", "absolute", "file_system", "found",

@@ -91,7 +91,9 @@ class Classic(Context):
             requests = profiles.resourceProfileFromId(task_set.resourceProfileId()).taskResources()
             cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
             cpus = int(cpus or self.setting("spark.task.cpus", "1"))
-            busy.append(Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus, ends))
+            busy.append(
+                Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus, ends, int(task_set.stageId()))
+            )
         return tuple(busy)
 
     def _running(self) -> Iterator[tuple[JavaObject, int, bool]]:

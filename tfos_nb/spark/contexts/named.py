@@ -7,7 +7,7 @@ import re
 import socket
 
 from tfos_nb.errors import PlanError
-from tfos_nb.truncate import without_password
+from tfos_nb.redaction import without_password
 
 __all__ = ["check_server", "named_spark", "server_of"]
 

@@ -20,7 +20,8 @@ _ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.
 class Busy:
     """One running stage: its job's description, its number of running tasks, and the CPUs and GPUs that they hold.
 
-    ``ends`` says that it has failed or was cancelled, so that its tasks are being killed.
+    ``ends`` says that it has failed or was cancelled, so that its tasks are being killed. ``number`` is Spark's number
+    of the stage: the jobs of a cell that runs again have the same description.
     """
 
     description: str
@@ -28,6 +29,7 @@ class Busy:
     cpus: int
     gpus: float
     ends: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class PendingSlots:
 
 
 _pending: list[PendingSlots] = []
-_ending: dict[str, float] = {}  # a job's description -> the time (monotonic) until which its tasks may end
+_ending: dict[tuple[str, int | None], float] = {}
+"""Until when (monotonic) the tasks of a stage may end, by its job's description and its number; None: of any stage."""
 
 
 def expect(promised: PendingSlots) -> None:
@@ -88,16 +91,17 @@ def still_pending(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
 
 def ending(description: str) -> None:
     """Record that a job has failed or was cancelled, so that its tasks will soon leave their slots."""
-    _ending[description] = time.monotonic() + _ENDING_SECONDS
+    _ending[description, None] = time.monotonic() + _ENDING_SECONDS
 
 
 def still_ending(stages: tuple[Busy, ...]) -> bool:
     """Return whether tasks of failed or cancelled jobs still run, which will soon leave their slots."""
-    now, running = time.monotonic(), {stage.description for stage in stages}
+    now = time.monotonic()
     for stage in stages:
         if stage.ends:
-            _ending.setdefault(stage.description, now + _ENDING_SECONDS)
-    for description in list(_ending):
-        if description not in running:
-            _ending.pop(description, None)
+            _ending.setdefault((stage.description, stage.number), now + _ENDING_SECONDS)
+    running = {(stage.description, number) for stage in stages for number in (stage.number, None)}
+    for one in list(_ending):
+        if one not in running:
+            _ending.pop(one, None)
     return any(until > now for until in _ending.values())

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfos_nb.widgets.choice import choose_rendering
-from tfos_nb.widgets.cluster_display import cluster_bundle
+from tfos_nb.widgets.cluster_display import cluster_bundle, cluster_page
 from tfos_nb.widgets.reprs.plans import plan_bundle, planned_state
 from tfos_nb.widgets.reprs.records import saved_bundle, skipped_bundle
 from tfos_nb.widgets.reprs.runs import run_bundle, runs_bundle
 from tfos_nb.widgets.reprs.trainings import history_bundle
 
-__all__ = ["RENDERINGS", "plan_bundle", "planned_state", "rendered", "rendered_html", "runs_bundle"]
+__all__ = ["RENDERINGS", "page_of", "plan_bundle", "planned_state", "rendered", "rendered_html", "runs_bundle"]
 
 RENDERINGS: Mapping[str, Callable[[Any], dict[str, str]]] = {
     "cluster": cluster_bundle,
@@ -55,3 +55,8 @@ def rendered_html(name: str, thing: object) -> str | None:
     if os.environ.get("TFOS_NB_PROGRESS", "").strip().lower() in ("text", "none"):
         return None
     return RENDERINGS[name](thing)["text/html"]
+
+
+def page_of(name: str, thing: object) -> str:
+    """Return an object as HTML for a file that others may read."""
+    return cluster_page(thing) if name == "cluster" else RENDERINGS[name](thing)["text/html"]

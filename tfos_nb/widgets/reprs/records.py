@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from tfos_nb.truncate import clip, without_password
+from tfos_nb.redaction import without_password
+from tfos_nb.truncate import clip
 from tfos_nb.widgets.html import render_section
 from tfos_nb.widgets.words import wording
 

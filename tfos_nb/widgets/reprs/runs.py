@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from tfos_nb.records.run import Run
 from tfos_nb.records.runs import Runs
+from tfos_nb.redaction import without_password
 from tfos_nb.state.training_curve import Point
-from tfos_nb.truncate import clip, clip_lines, without_password
+from tfos_nb.truncate import clip, clip_lines
 from tfos_nb.widgets.charts.static import render_charts, render_epochs
 from tfos_nb.widgets.html import render_section
 from tfos_nb.widgets.words import facts, terminal, wording

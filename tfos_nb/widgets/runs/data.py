@@ -12,9 +12,10 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.records.run import Run
 from tfos_nb.records.runs import Runs
+from tfos_nb.redaction import without_password
 from tfos_nb.state.chart_data import chart_data, comparison_data
 from tfos_nb.state.training_curve import chart_names
-from tfos_nb.truncate import clip, clip_lines, size, without_password
+from tfos_nb.truncate import clip, clip_lines, size
 from tfos_nb.widgets.words import runs as words
 from tfos_nb.widgets.words import wording
 from tfos_nb.widgets.words.trouble import headline

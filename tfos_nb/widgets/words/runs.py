@@ -12,8 +12,9 @@ from typing import Any
 
 from tfos_nb.records.run import Run
 from tfos_nb.records.runs import ABSENT, differing
+from tfos_nb.redaction import without_password
 from tfos_nb.state.metric_order import in_order
-from tfos_nb.truncate import clip, without_password
+from tfos_nb.truncate import clip
 from tfos_nb.widgets.words import wording
 
 __all__ = [

@@ -1,0 +1,127 @@
+"""Texts without passwords, tokens and other secrets, for records and pages that others may read.
+
+A secret is known by its name, or by the form in which it stands: in a URL, an option, a header, or behind ``name=`` or
+``name:``. A secret in another form is not found.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["HIDDEN", "hides", "hides_number", "is_secret", "without_password", "without_secrets"]
+
+HIDDEN = "…"
+"""Text in a secret's place."""
+
+_SERVICES = "aws|s3|gcs|gcp|azure|wandb|github|gitlab|subscription|licen[cs]e"
+_SECRET = re.compile(
+    r"(?:^|_)(?:[a-z]*tokens?\d*|[a-z]*secrets?|pass|userpass|pw|pwd|cred(?:ential)?s?|auth|authorization|bearer|cookies?)(?:_|$)"
+    r"|pass(?:word|wd|phrase|code)|dbpass|connection_?string"
+    r"|(?:^|_|[a-z])(?:api|access|account|private|secret|signing|encryption|storage|hf|ssh|openai|anthropic)_?keys?(?:_|$)"
+    rf"|(?:^|_)(?:{_SERVICES})_(?:key|pat)(?:_|$)"
+    r"|(?:^|_)(?:jwt|otp|sas)(?:_|$)"
+)
+_SECRET_NUMBER = re.compile(r"pass(?:word|wd|phrase|code)|(?:^|_)(?:pass|pw|pwd|pin|otp)(?:_|$)")
+_MANY = re.compile(r"tokens(?:_|$)")  # their number is no secret, however large
+_LONG_NUMBER = 6  # digits
+_IN_A_URL = re.compile(
+    r"(?i)([?&;#](?:[\w-]*(?:password|passwd|passphrase|pwd|token|secret|signature|credential|key)|sig)=)[^&;\s'\"]*"
+)
+_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&<>-][^\s'\",;&<>]*)"
+_OPTION = re.compile(rf"(?P<name>(?:^|(?<=\s))--?[\w-]+(?:=|\s+))(?P<value>{_VALUE})")
+_ASSIGNED = re.compile(
+    rf"(?P<name>\b(?!(?i:authorization)\b)[A-Za-z][\w.-]*['\"]?\s*(?:=|:(?!//))\s*)(?P<value>{_VALUE})"
+)
+_IN_A_HEADER = re.compile(
+    r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8})|\bbasic\s+(?=[a-z0-9+/]*[\d=])(?=[\w+/=]{8}))"
+    r"[^\s'\"]+"
+)
+_PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
+_OF_ORACLE = re.compile(r"(?i)(?<=\bjdbc:oracle:)(\w+:)[^\s@]+@")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a name is that of a secret.
+
+    Examples
+    --------
+    >>> [is_secret(name) for name in ("api_key", "accessKey", "HF_TOKEN", "db pass", "key", "sort_key", "tokenizer")]
+    [True, True, True, True, False, False, False]
+    """
+    return bool(_SECRET.search(_words(name)))
+
+
+def hides(name: str, text: str) -> bool:
+    """Return whether a text of this name is a secret; a short number, as in ``--max-token 100``, rarely is.
+
+    Examples
+    --------
+    >>> hides("--token", "d34d"), hides("--max-tokens", "100"), hides("pin", "1234")
+    (True, False, True)
+    """
+    if re.fullmatch(r"[\d.]+", text):
+        return hides_number(name, text)
+    return bool(text) and is_secret(name)
+
+
+def hides_number(name: str, text: str) -> bool:
+    """Return whether a number of this name is a secret.
+
+    Examples
+    --------
+    >>> hides_number("pin", "1234"), hides_number("token", "123456789"), hides_number("max_tokens", "1000000")
+    (True, True, False)
+    """
+    words = _words(name)
+    is_long = len(text) >= _LONG_NUMBER and text.isdigit() and not _MANY.search(words)
+    return bool(_SECRET_NUMBER.search(words)) or (is_long and is_secret(name))
+
+
+def _words(name: str) -> str:
+    """Return the words of a name in small letters, with ``_`` between them.
+
+    Examples
+    --------
+    >>> _words("accessKey"), _words("api-key")
+    ('access_key', 'api_key')
+    """
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+
+
+def without_password(text: str, instead: str = "…@") -> str:
+    """Return text whose URLs have no user, no password and no query of HTTP, so that everybody may read it.
+
+    Examples
+    --------
+    >>> without_password("ftp://me:secret@host/models"), without_password("amqp://me:sec@ret@host")
+    ('ftp://…@host/models', 'amqp://…@host')
+    >>> without_password("https://host/rows.tfrecord?sig=secret is damaged")
+    'https://host/rows.tfrecord?… is damaged'
+    """
+    return re.sub(r"(?i)(https?://[^\s?]*)\?[^\s'\"]+", r"\1?…", re.sub(r"(?<=:)//[^\s/]*@", f"//{instead}", text))
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the passwords, signatures and tokens of its URLs, options, headers and assignments.
+
+    Examples
+    --------
+    >>> without_secrets("jdbc:postgresql://h/db?user=me&password=d34d"), without_secrets("s3://me:d3/4d@bucket/x")
+    ('jdbc:postgresql://h/db?user=me&password=…', 's3://…@bucket/x')
+    >>> without_secrets("--token=d34d --epochs 3"), without_secrets("Authorization: Bearer d34d")
+    ('--token=… --epochs 3', 'Authorization: Bearer …')
+    >>> without_secrets("host=h user=me password='d3 4d'"), without_secrets('{"api_key": "d34d", "lr": 0.1}')
+    ('host=h user=me password=…', '{"api_key": …, "lr": 0.1}')
+    """
+    text = _OF_ORACLE.sub(rf"\1{HIDDEN}@", _PASSWORD_WITH_SLASH.sub(f"//{HIDDEN}@", text))
+    text = without_password(text)
+    for one in (_IN_A_URL, _IN_A_HEADER):
+        text = one.sub(rf"\1{HIDDEN}", text)
+    for one in (_OPTION, _ASSIGNED):
+        text = one.sub(_without_secret, text)
+    return text
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    return name + (HIDDEN if hides(name.strip(" =:'\""), value.strip("'\"")) else value)
