@@ -229,7 +229,7 @@ def _steady(driver: Driver, fleet: Fleet, sizes: list[int], every: float, second
 
 def _feed(driver: Driver, fleet: Fleet) -> dict[str, Any]:
     """Let simulated tasks ask the ledger, while the heartbeats go on."""
-    from tfos_nb.runtime.feed.ledger import PartitionDone  # noqa: F401 - the wire must know what they say
+    from tfos_nb.runtime.feed.messages import PartitionDone  # noqa: F401 - the wire must know what they say
 
     feed = driver.controller.feeds.begin(1, False, 1, 1)
     began = fleet.order("feed", to=0, feed=feed.number, first=0, count=PARTITIONS, rows=ROWS)

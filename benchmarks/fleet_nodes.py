@@ -329,7 +329,7 @@ class _Crew:
 
         from tfos_nb.runtime.control import wire
         from tfos_nb.runtime.control.door import ASK, dial, metadata_of
-        from tfos_nb.runtime.feed import ledger
+        from tfos_nb.runtime.feed import messages
 
         channel = dial(self.address, grpc.aio.secure_channel)
         method, metadata = channel.unary_unary(ASK), metadata_of(self.address)
@@ -343,13 +343,13 @@ class _Crew:
 
         schema = pa.schema([("x", pa.list_(pa.float32())), ("y", pa.int64())]).serialize().to_pybytes()
         for partition in partitions:
-            told = await ask(ledger.OpenPartition(feed, partition, schema, {"x": (784,)}, "10.0.0.1"))
+            told = await ask(messages.OpenPartition(feed, partition, schema, {"x": (784,)}, "10.0.0.1"))
             known = set(told.places)
             for row in range(0, rows, _BATCH_ROWS):
-                claimed = await ask(ledger.ClaimRows(feed, partition, row, min(_BATCH_ROWS, rows - row)))
+                claimed = await ask(messages.ClaimRows(feed, partition, row, min(_BATCH_ROWS, rows - row)))
                 if unknown := tuple(set(claimed.nodes) - known):
-                    known |= (await ask(ledger.WherePlaces(feed, unknown))).places.keys()
-            await ask(ledger.PartitionDone(feed, partition, rows, True))
+                    known |= (await ask(messages.WherePlaces(feed, unknown))).places.keys()
+            await ask(messages.PartitionDone(feed, partition, rows, True))
         await channel.close()
         _say("fed", at=time.time(), bytes=size)
 

@@ -45,7 +45,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.runtime.feed.row_queues import check_queue
+from tfos_nb.runtime.feed.messages import check_queue
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.runtime.storage.paths import absolute

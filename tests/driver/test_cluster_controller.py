@@ -35,7 +35,7 @@ from tfos_nb.runtime.control.lifecycle import (
 )
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
-from tfos_nb.runtime.feed.ledger import PassDone, WherePlaces, WorkerThrough
+from tfos_nb.runtime.feed.messages import PassDone, WherePlaces, WorkerThrough
 from tfos_nb.runtime.node.spark_task import SupervisorEnded
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
 

@@ -16,7 +16,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.spark.feedable import feedable
 from tfos_nb.state.cluster_state import FeedProgress
 
@@ -38,9 +38,9 @@ class Fed:
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         self.sent.append((message, list(nodes)))
 
-    def open(self, partition: int, schema: bytes = SCHEMA, feed: int = 1) -> ledger.Places:
-        answer = self.controller.asked(ledger.OpenPartition(feed, partition, schema, {"x": (3,)}))
-        assert isinstance(answer, ledger.Places)
+    def open(self, partition: int, schema: bytes = SCHEMA, feed: int = 1) -> messages.Places:
+        answer = self.controller.asked(messages.OpenPartition(feed, partition, schema, {"x": (3,)}))
+        assert isinstance(answer, messages.Places)
         return answer
 
 
@@ -48,10 +48,10 @@ def test_a_feed_is_announced_and_described_once() -> None:
     box = Fed(2)
     feed = box.controller.begin(3, True, 1, 3)
     for partition in range(3):
-        assert box.open(partition) == ledger.Places(box.places, nodes=2)
+        assert box.open(partition) == messages.Places(box.places, nodes=2)
     assert box.sent == [
-        (ledger.FeedBegins(1, 3, True), box.names),
-        (ledger.FeedSchema(1, SCHEMA, {"x": (3,)}), box.names),
+        (messages.FeedBegins(1, 3, True), box.names),
+        (messages.FeedSchema(1, SCHEMA, {"x": (3,)}), box.names),
     ]
     assert box.controller.current is feed
     assert feed.progress == FeedProgress(0, 0, 0, 3)
@@ -61,7 +61,7 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     box = Fed(3)
     box.controller.begin(1, False, 1, 1)
     del box.places["worker:1"], box.places["worker:2"]
-    assert box.open(0) == ledger.Places(refused="no rows are taken by worker:1, worker:2")
+    assert box.open(0) == messages.Places(refused="no rows are taken by worker:1, worker:2")
 
 
 def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it() -> None:
@@ -70,9 +70,9 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
     assert box.open(0).nodes == 2
     box.places.pop("worker:1")  # it is lost, and another will be in its place
     box.membership.rendezvous = 2
-    assert box.open(1) == ledger.Places(), "the feed is over for it"
-    assert box.controller.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
-    box.controller.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
+    assert box.open(1) == messages.Places(), "the feed is over for it"
+    assert box.controller.asked(messages.WherePlaces(1, ("worker:1",))) == messages.Places()
+    box.controller.asked(messages.PartitionFailed(1, 1, "no rows are taken by worker:1"))
     assert feed.error is None
     box.controller.go_on([feed], 2)
     box.places["worker:1"] = FeedPlace("/another", "h", 1, b"")
@@ -82,11 +82,11 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
 def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
     box = Fed(2)
     feed = box.controller.begin(1, False, 1, 1)
-    box.controller.asked(ledger.ClaimRows(1, 0, 0, 100))
-    box.controller.asked(ledger.PartitionDone(1, 0, 100, True))
+    box.controller.asked(messages.ClaimRows(1, 0, 0, 100))
+    box.controller.asked(messages.PartitionDone(1, 0, 100, True))
     for rows in (100, 80):  # a speculative attempt, later, and one that was broken off
         assert box.open(0).places == box.places
-        box.controller.asked(ledger.PartitionDone(1, 0, rows, False))
+        box.controller.asked(messages.PartitionDone(1, 0, rows, False))
     assert feed.ledger.shares() == {"worker:0": 50, "worker:1": 50}
     assert feed.ledger.spilled
     assert feed.progress == FeedProgress(1, 0, 100, 1)
@@ -96,28 +96,28 @@ def test_a_single_node_gets_every_row_without_a_claim() -> None:
     box = Fed(1)
     feed = box.controller.begin(1, False, 1, 1)
     for partition in (0, 1, 1):
-        box.controller.asked(ledger.PartitionDone(1, partition, 50, True))
+        box.controller.asked(messages.PartitionDone(1, partition, 50, True))
     box.controller.end(feed, 2)
-    assert box.sent[-1] == (ledger.FeedEnds(1, 100, 2, 100, 100, 100), ["worker:0"])
+    assert box.sent[-1] == (messages.FeedEnds(1, 100, 2, 100, 100, 100), ["worker:0"])
 
 
 def test_each_node_is_told_its_own_number_of_rows() -> None:
     box = Fed(2)
     feed = box.controller.begin(2, True, 1, 2)
-    box.controller.asked(ledger.ClaimRows(1, 0, 0, 151))
-    box.controller.asked(ledger.PartitionDone(1, 0, 151, True))
+    box.controller.asked(messages.ClaimRows(1, 0, 0, 151))
+    box.controller.asked(messages.PartitionDone(1, 0, 151, True))
     box.controller.end(feed, 1)
     assert box.sent[-2:] == [
-        (ledger.FeedEnds(1, 76, 1, 151, 75, 76), ["worker:0"]),
-        (ledger.FeedEnds(1, 75, 1, 151, 75, 76), ["worker:1"]),
+        (messages.FeedEnds(1, 76, 1, 151, 75, 76), ["worker:0"]),
+        (messages.FeedEnds(1, 75, 1, 151, 75, 76), ["worker:1"]),
     ]  # fmt: skip
 
 
 def test_the_first_row_that_could_not_be_fed_is_kept() -> None:
     box = Fed(1)
     feed = box.controller.begin(1, False, 1, 1)
-    box.controller.asked(ledger.PartitionFailed(1, 4, "row 7 is no number"))
-    box.controller.asked(ledger.PartitionFailed(1, 5, "and another"))
+    box.controller.asked(messages.PartitionFailed(1, 4, "row 7 is no number"))
+    box.controller.asked(messages.PartitionFailed(1, 5, "and another"))
     assert str(feed.error) == "partition 4: row 7 is no number"
 
 
@@ -125,7 +125,7 @@ def test_feeds_are_numbered_and_passes_counted_for_each() -> None:
     box = Fed(1)
     one, two = box.controller.begin(2, True, 1, 2), box.controller.begin(1, False, 1, 1)
     for number in (1, 2, 1):
-        box.controller.pass_done(ledger.PassDone("worker:0", 1, number, 9))
+        box.controller.pass_done(messages.PassDone("worker:0", 1, number, 9))
     assert (one.number, two.number) == (1, 2)
     assert (one.passes_done, two.passes_done) == ({"worker:0": 2}, {})
 
@@ -135,13 +135,13 @@ def test_every_word_of_a_task_counts_as_a_move() -> None:
     feed = box.controller.begin(1, False, 1, 1)
     moves = [feed.moved]
     for message in (
-        ledger.OpenPartition(1, 0, SCHEMA, {}),
-        ledger.ClaimRows(1, 0, 0, 1),
-        ledger.PartitionDone(1, 0, 1, True),
+        messages.OpenPartition(1, 0, SCHEMA, {}),
+        messages.ClaimRows(1, 0, 0, 1),
+        messages.PartitionDone(1, 0, 1, True),
     ):
         box.controller.asked(message)
         moves.append(feed.moved)
-    box.controller.pass_done(ledger.PassDone("worker:0", 1, 1, 1))
+    box.controller.pass_done(messages.PassDone("worker:0", 1, 1, 1))
     moves.append(feed.moved)
     assert moves == [0, 1, 2, 3, 4]
 
@@ -150,7 +150,7 @@ def test_the_end_of_all_feeds_is_announced_once() -> None:
     box = Fed(2)
     box.controller.close("the driver waits for the end")
     box.controller.close("again")
-    assert box.sent == [(ledger.NoMoreFeeds(), box.names)]
+    assert box.sent == [(messages.NoMoreFeeds(), box.names)]
 
 
 # Two partitions of an RDD may have other types: each task infers its own. The controller describes the feed by the
@@ -172,7 +172,7 @@ def test_what_is_no_schema_does_not_become_that_of_the_feed(garbage: bytes) -> N
     with pytest.raises((pa.ArrowException, OSError)):
         box.open(0, garbage)
     assert feed.schema == b""
-    assert box.open(1) == ledger.Places(box.places, nodes=1)
+    assert box.open(1) == messages.Places(box.places, nodes=1)
 
 
 # --- which data -----------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_feeds_that_were_closed_long_ago_are_forgotten_and_their_late_tasks_are_
         box.controller.close_ledgers([feed, validation])
     assert len(box.controller._feeds) < 20
     assert validation.number in box.controller._feeds, "the next one is compared with it"
-    assert box.controller.asked(ledger.StillFed(2)) is False
+    assert box.controller.asked(messages.StillFed(2)) is False
     with pytest.raises(FeedFailed, match="feed 2 has ended"):
         box.open(0, feed=2)
-    box.controller.pass_done(ledger.PassDone("worker:0", 2, 1, 8))
+    box.controller.pass_done(messages.PassDone("worker:0", 2, 1, 8))

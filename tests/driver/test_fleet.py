@@ -21,6 +21,7 @@ from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import FeedController
+from tfos_nb.driver.ledger import FeedLedger
 from tfos_nb.driver.membership.machine import CheckAll, Membership
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
@@ -35,7 +36,7 @@ from tfos_nb.runtime.control.reports import (
     silent_after,
     tick_among,
 )
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
 from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
@@ -225,10 +226,10 @@ def controller_of(count: int) -> FeedController:
 def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:
     controller = controller_of(100)
     controller.begin(1, False, 1, 1)
-    told = controller.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
+    told = controller.asked(messages.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
     assert (set(told.places), told.nodes) == ({"worker:8", "worker:9", "worker:10", "worker:11"}, 100)
-    assert controller.asked(ledger.OpenPartition(1, 1, SCHEMA, {}, "192.168.0.1")).places == {}
-    asked = controller.asked(ledger.WherePlaces(1, ("worker:50", "worker:3")))
+    assert controller.asked(messages.OpenPartition(1, 1, SCHEMA, {}, "192.168.0.1")).places == {}
+    asked = controller.asked(messages.WherePlaces(1, ("worker:50", "worker:3")))
     assert {name: place.host for name, place in asked.places.items()} == {
         "worker:50": "10.0.0.12",
         "worker:3": "10.0.0.0",
@@ -240,17 +241,17 @@ def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
     for count in (50, 250):
         controller = controller_of(count)
         controller.begin(1, False, 1, 1)
-        sizes.append(len(wire.encode(controller.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2")))))
+        sizes.append(len(wire.encode(controller.asked(messages.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2")))))
     assert sizes[1] <= sizes[0] + 16
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=30))
 def test_of_very_many_nodes_those_with_the_fewest_rows_get_the_next(claims: list[tuple[int, int]]) -> None:
     """The heap of the ledger against a look at every node."""
-    books, ends = ledger.FeedLedger(1, [f"worker:{number}" for number in range(200)]), [0] * 4
+    books, ends = FeedLedger(1, [f"worker:{number}" for number in range(200)]), [0] * 4
     for partition, rows in claims:
         before = dict(books.claimed)
-        answer = books.claim(ledger.ClaimRows(1, partition, ends[partition], rows))
+        answer = books.claim(messages.ClaimRows(1, partition, ends[partition], rows))
         ends[partition] += rows
         some = set(answer.nodes)
         assert len(some) == max(1, rows // 64)

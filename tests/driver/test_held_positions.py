@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.runtime.feed.test_transfer import driver_of
-from tfos_nb.driver.held_positions import HeldPositions
-from tfos_nb.runtime.feed.ledger import ClaimRows, FeedLedger
+from tfos_nb.driver.ledger import FeedLedger, HeldPositions
+from tfos_nb.runtime.feed.messages import ClaimRows
 from tfos_nb.runtime.feed.positions import PositionHeld
 
 

@@ -20,7 +20,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateHeld,
     Stop,
 )
-from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.feed.messages import WorkerThrough
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeWanted, SupervisorEnded
 
 __all__ = ["clock", "make"]

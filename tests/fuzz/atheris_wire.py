@@ -27,7 +27,7 @@ from tests.fuzz.inputs import KINDS
 from tests.fuzz.test_message_bytes import check_right
 from tests.runtime.control.test_wire import MESSAGES
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import FeedBegins, Reached
+from tfos_nb.runtime.feed.messages import FeedBegins, Reached
 from tfos_nb.runtime.feed.transfer import FeedTicket, _Chunk
 from tfos_nb.runtime.rows.spans import merged, rows_within
 

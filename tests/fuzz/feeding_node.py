@@ -12,7 +12,7 @@ from typing import Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed import row_queue as queue_module
-from tfos_nb.runtime.feed.ledger import FeedBegins
+from tfos_nb.runtime.feed.messages import FeedBegins
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestExchange

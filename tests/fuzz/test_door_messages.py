@@ -28,7 +28,7 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp, Re
 from tfos_nb.runtime.control.placement import QUESTIONS, AskPlaces
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, FeedStatus, Heartbeat, StepReport
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages as feed_messages
 from tfos_nb.runtime.node.single_program import SingleProgramEnded
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeStatus
@@ -39,7 +39,7 @@ SECONDS = 20.0
 ROGUE = "worker:2"
 HONEST = ("worker:0", "worker:1")
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
-OPEN = ledger.OpenPartition(1, 0, SCHEMA.serialize().to_pybytes(), {"x": (3,)}, "10.0.0.1")
+OPEN = feed_messages.OpenPartition(1, 0, SCHEMA.serialize().to_pybytes(), {"x": (3,)}, "10.0.0.1")
 
 
 class Site:
@@ -157,8 +157,8 @@ class Cluster:
         over = any(not failure.collateral for failure in self.controller.failures)
         assert bool(answer.refused) == (over or not answer.places)
         if self._standing == {NodeStatus.TRAINING}:
-            assert self._site.client.ask(ledger.WherePlaces(1, HONEST), SECONDS).places == self.places
-        claimed = self._site.client.ask(ledger.ClaimRows(1, 7, 0, 16), SECONDS)
+            assert self._site.client.ask(feed_messages.WherePlaces(1, HONEST), SECONDS).places == self.places
+        claimed = self._site.client.ask(feed_messages.ClaimRows(1, 7, 0, 16), SECONDS)
         assert claimed.ends[-1] == 16
         assert set(claimed.nodes) <= {*HONEST, ROGUE}
 
@@ -272,7 +272,7 @@ def test_figures_that_are_no_figures_keep_nobody_from_seeing_the_cluster(site: S
 
 @example([NodeUp("worker:0", 7, "2", "3", FeedPlace("/elsewhere", "h", 1, b""))])
 @example([NodeUp("worker:99", 7, "2", "3", FeedPlace("/elsewhere", "h", 1, b""))])
-@example([ledger.FeedFrom("worker:1", 3)])
+@example([feed_messages.FeedFrom("worker:1", 3)])
 @examples(100)
 @given(later=st.lists(said | said_in_its_own_name, min_size=1, max_size=4))
 def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, later: list[Any]) -> None:
@@ -282,9 +282,9 @@ def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, la
         cluster.check_unharmed()
 
 
-@example([ledger.ClaimRows(1, 0, 0, 2**63)])
-@example([ledger.OpenPartition(1, 0, b"no schema", {}, "")])
-@example([ledger.PartitionDone(1, 0, -5, True)])
+@example([feed_messages.ClaimRows(1, 0, 0, 2**63)])
+@example([feed_messages.OpenPartition(1, 0, b"no schema", {}, "")])
+@example([feed_messages.PartitionDone(1, 0, -5, True)])
 @examples(90)
 @given(questions=st.lists(asked | asked_of_the_feed, min_size=1, max_size=3))
 def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answered(

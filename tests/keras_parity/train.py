@@ -23,7 +23,7 @@ import tensorflow as tf
 from tests.keras_parity import models
 from tests.keras_parity.workers import as_worker, write_results
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.rows.columns import first_lengths
 

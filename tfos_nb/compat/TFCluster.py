@@ -14,7 +14,7 @@ from tfos_nb.cluster import Cluster, launch
 from tfos_nb.compat._program import Program
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import ClusterClosed, PlanError, check_count
-from tfos_nb.runtime.feed.row_queues import check_queue
+from tfos_nb.runtime.feed.messages import check_queue
 
 __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 

@@ -66,7 +66,7 @@ from tfos_nb.runtime.control.lifecycle import MainReturned, Refused, Reservation
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
-from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
+from tfos_nb.runtime.feed.messages import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SlotUse, SupervisorEnded
 from tfos_nb.runtime.node.stacks import AskStacks, StacksTaken

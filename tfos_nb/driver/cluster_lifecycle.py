@@ -20,7 +20,7 @@ from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import EndNode, Stop
-from tfos_nb.runtime.inference.serving import COMPUTED_LATE
+from tfos_nb.runtime.control.placement import COMPUTED_LATE
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
 __all__ = ["CLUSTER_TRANSITIONS", "ClusterLifecycle", "shown_status"]

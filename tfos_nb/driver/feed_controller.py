@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.held_positions import HeldPositions
+from tfos_nb.driver.ledger import FeedLedger, HeldPositions
 from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError, with_article
 from tfos_nb.runtime.control.door import DoorAddress
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
-from tfos_nb.runtime.feed.pass_schedule import BATCHES_KNOWN
+from tfos_nb.runtime.feed.messages import BATCHES_KNOWN
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges
@@ -28,7 +28,7 @@ Send = Callable[..., None]
 
 _ALL_TOLD = 16  # up to so many nodes, a task receives all places; with a certificate each, more would be megabytes
 
-_MANY = (ledger.ClaimRows, ledger.WherePlaces)
+_MANY = (messages.ClaimRows, messages.WherePlaces)
 _CLOSED_KNOWN = 16  # feeds whose ledgers are closed, about which late tasks may still ask
 
 
@@ -59,7 +59,7 @@ class Feed:
     spill: bool
     epoch: int
     epochs: int
-    ledger: ledger.FeedLedger
+    ledger: FeedLedger
     place: FeedOf = field(default_factory=lambda: FeedOf())
     schema: bytes = b""
     lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -105,14 +105,14 @@ class FeedController:
         self._hosts_of: tuple[object, ...] = ()  # the rendezvous and nodes of which these are the hosts
         self._by_host: dict[str, list[str]] = {}
         self.closed = ""
-        self.wanted_from: dict[str, ledger.FeedFrom] = {}
+        self.wanted_from: dict[str, messages.FeedFrom] = {}
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
-            ledger.OpenPartition: self._open,
-            ledger.WherePlaces: self._where,
-            ledger.ClaimRows: self._claim,
-            ledger.PartitionDone: self._done,
-            ledger.PartitionFailed: self._failed,
+            messages.OpenPartition: self._open,
+            messages.WherePlaces: self._where,
+            messages.ClaimRows: self._claim,
+            messages.PartitionDone: self._done,
+            messages.PartitionFailed: self._failed,
         }
 
     @property
@@ -128,7 +128,7 @@ class FeedController:
         epochs: int,
         place: FeedOf | None = None,
         *,
-        held: ledger.HeldRows | None = None,
+        held: messages.HeldRows | None = None,
         before: int = 0,
     ) -> Feed:
         """Announce a feed to the nodes, ``before`` passes after the first one of all calls.
@@ -137,7 +137,7 @@ class FeedController:
         """
         with self._changed:
             self._count = number = self._count + 1
-            book = ledger.FeedLedger(number, self.nodes, held)
+            book = FeedLedger(number, self.nodes, held)
             now = self._membership.rendezvous
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=now, before=before)
             if feed.place.batch is not None:
@@ -145,7 +145,7 @@ class FeedController:
             self._forget_old(keep=feed.place.validation)
             feed.told.update(self.nodes)
             self._feeds[number] = self.current = feed
-            self._send(ledger.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
+            self._send(messages.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
             self._changed.notify_all()
             return feed
 
@@ -180,7 +180,7 @@ class FeedController:
             passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
             feed.skipped[node] = feed.passes_done[node] = skipped
             feed.told.add(node)
-            self._send(ledger.FeedBegins(feed.number, passes, feed.spill and passes > 1, **vars(feed.place)), [node])
+            self._send(messages.FeedBegins(feed.number, passes, feed.spill and passes > 1, **vars(feed.place)), [node])
 
     def end_again(self, feed: Feed, node: str) -> None:
         """Tell a replacement node that its share is complete."""
@@ -205,10 +205,10 @@ class FeedController:
         with self._changed:
             known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
             if known:
-                schema = ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
+                schema = messages.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
                 self._send(schema, nodes)
 
-    def wants_from(self, message: ledger.FeedFrom) -> None:
+    def wants_from(self, message: messages.FeedFrom) -> None:
         """Record from which position a node of a later generation wants rows; all must want the same."""
         with self._changed:
             self.wanted_from[message.node] = message
@@ -220,7 +220,7 @@ class FeedController:
     @property
     def disagreement(self) -> FeedFailed | None:
         """The error to raise if this generation's nodes want to continue from different states, else None."""
-        unlike: dict[tuple[int, str], ledger.FeedFrom] = {}
+        unlike: dict[tuple[int, str], messages.FeedFrom] = {}
         with self._changed:
             for one in self.wanted_from.values():
                 unlike.setdefault((one.passes, one.state), one)
@@ -261,7 +261,7 @@ class FeedController:
         total, least, most = sum(counts), min(counts), max(counts)
         for node in nodes:
             left = feed.replays - feed.skipped.get(node, 0)
-            self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left, total, least, most), [node])
+            self._send(messages.FeedEnds(feed.number, shares.get(node, 0), left, total, least, most), [node])
 
     def close(self, reason: str) -> None:
         """Record that no feed will come any more, and tell the nodes."""
@@ -272,13 +272,13 @@ class FeedController:
 
     def announce_end(self) -> None:
         """Tell the nodes that no feed will come any more."""
-        self._send(ledger.NoMoreFeeds(), self.nodes)
+        self._send(messages.NoMoreFeeds(), self.nodes)
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
         with self._changed:
             feed = self._feeds.get(message.feed)
-            if isinstance(message, ledger.StillFed):
+            if isinstance(message, messages.StillFed):
                 return feed is not None and self._goes_on(feed)
             if feed is None:
                 raise FeedFailed(
@@ -290,7 +290,7 @@ class FeedController:
                 self._changed.notify_all()
             return answer
 
-    def pass_done(self, message: ledger.PassDone) -> None:
+    def pass_done(self, message: messages.PassDone) -> None:
         """Record that a node's dataset has finished a pass."""
         with self._changed:
             feed = self._feeds.get(message.feed)
@@ -329,27 +329,27 @@ class FeedController:
                 self.held.keep_rows_of(feed.ledger)
                 feed.ledger.close()
 
-    def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
+    def _open(self, feed: Feed, question: messages.OpenPartition) -> messages.Places:
         if not self._goes_on(feed):
-            return ledger.Places()
+            return messages.Places()
         if not feed.schema:
             read_schema(question.schema)  # an invalid schema must not become the feed's: it would refuse all others
             if told := self._unlike_validation(feed, question):
-                return ledger.Places(refused=told)
+                return messages.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
-            self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
+            self._send(messages.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := unlike_schemas(feed.schema, question.schema)):
-            return ledger.Places(
+            return messages.Places(
                 refused=f"its rows have other types than those of another partition: {told}. Give all rows the same "
                 "types where they are made, such as float(x)"
             )
         places = self._membership.feed_places
         if not all(name in places for name in self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)
-            return ledger.Places(refused=f"no rows are taken by {gone}")
+            return messages.Places(refused=f"no rows are taken by {gone}")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip, known = feed.ledger.skip.get(question.partition, ()), feed.ledger.known.get(question.partition, ())
-        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
+        return messages.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. The addresses are collected again when the nodes have changed."""
@@ -361,16 +361,16 @@ class FeedController:
                     self._by_host.setdefault(self._membership.feed_places[name].host, []).append(name)
         return self._by_host.get(host, [])
 
-    def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:
+    def _where(self, feed: Feed, question: messages.WherePlaces) -> messages.Places:
         if not self._goes_on(feed):
-            return ledger.Places()
+            return messages.Places()
         places = self._membership.feed_places
         gone = [name for name in question.nodes if name not in places]
         if gone:
-            return ledger.Places(refused=f"no rows are taken by {', '.join(gone)}")
-        return ledger.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
+            return messages.Places(refused=f"no rows are taken by {', '.join(gone)}")
+        return messages.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
 
-    def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
+    def _unlike_validation(self, feed: Feed, question: messages.OpenPartition) -> str:
         """Describe the columns in which the rows differ from the validation rows that were fed before."""
         kept = self._feeds.get(feed.place.validation)
         if kept is None or not kept.schema:
@@ -382,18 +382,18 @@ class FeedController:
                 told = told or f"{name!r} holds lists of {ours}, not {theirs}"
         return f"its rows differ from the validation rows: {told}" if told else ""
 
-    def _claim(self, feed: Feed, question: ledger.ClaimRows) -> ledger.Claimed:
+    def _claim(self, feed: Feed, question: messages.ClaimRows) -> messages.Claimed:
         return feed.ledger.claim(question)
 
-    def _done(self, feed: Feed, statement: ledger.PartitionDone) -> None:
+    def _done(self, feed: Feed, statement: messages.PartitionDone) -> None:
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
 
-    def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
+    def _failed(self, feed: Feed, statement: messages.PartitionFailed) -> None:
         if feed.error is None and self._goes_on(feed):  # a cancelled task may still report rows of a lost feed
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
 
 
-def _unlike_states(*wanted: ledger.FeedFrom) -> str:
+def _unlike_states(*wanted: messages.FeedFrom) -> str:
     places = " and ".join(
         f"{one.node} after {one.passes} epochs" + (f" and a part ({one.state})" if one.state else "") for one in wanted
     )
@@ -412,7 +412,7 @@ def check_feedable(data: Any) -> None:
         As there.
     """
     refuse_ended(data)
-    feed_job(data, Feed(0, 1, False, 1, 1, ledger.FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
+    feed_job(data, Feed(0, 1, False, 1, 1, FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
 
 
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:

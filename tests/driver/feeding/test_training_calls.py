@@ -16,7 +16,7 @@ from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.lifecycle import EndNode, FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
-from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
+from tfos_nb.runtime.feed.messages import ClaimRows, FeedFrom, StillFed
 
 __all__ = ["clock", "make"]
 

@@ -56,7 +56,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateWanted,
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
-from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.feed.messages import WorkerThrough
 from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.state.cluster_state import NodeStatus
 

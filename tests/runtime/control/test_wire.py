@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tfos_nb.runtime.control import lifecycle, reports, wire
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 
 bounded = settings(deadline=None, max_examples=60)
 
@@ -115,17 +115,17 @@ MESSAGES = [
     lifecycle.NodeEnded("worker:1", None, "SIGKILL", "tail", 5),
     lifecycle.Stop("why", 1.0),
     lifecycle.EndNode(),
-    ledger.FeedBegins(1, 3, True),
-    ledger.FeedSchema(1, b"s", {"x": (28, 28)}),
-    ledger.FeedEnds(1, 9, 2, 17, 8, 9),
-    ledger.NoMoreFeeds(),
-    ledger.PassDone("worker:1", 1, 2, 3),
-    ledger.OpenPartition(1, 2, b"s", {"x": (3,)}),
-    ledger.Places({"worker:1": lifecycle.FeedPlace("/s", "host", 1, b"c")}, "why"),
-    ledger.ClaimRows(1, 2, 64, 16, 8, 5000, ("worker:1",)),
-    ledger.Claimed([72, 80], ["worker:1", "worker:0"]),
-    ledger.PartitionDone(1, 2, 3, True),
-    ledger.PartitionFailed(1, 2, "why"),
+    messages.FeedBegins(1, 3, True),
+    messages.FeedSchema(1, b"s", {"x": (28, 28)}),
+    messages.FeedEnds(1, 9, 2, 17, 8, 9),
+    messages.NoMoreFeeds(),
+    messages.PassDone("worker:1", 1, 2, 3),
+    messages.OpenPartition(1, 2, b"s", {"x": (3,)}),
+    messages.Places({"worker:1": lifecycle.FeedPlace("/s", "host", 1, b"c")}, "why"),
+    messages.ClaimRows(1, 2, 64, 16, 8, 5000, ("worker:1",)),
+    messages.Claimed([72, 80], ["worker:1", "worker:0"]),
+    messages.PartitionDone(1, 2, 3, True),
+    messages.PartitionFailed(1, 2, "why"),
     reports.Heartbeat("worker:1", 1.0, 2, (reports.StepReport(1, metrics={"loss": 0.5}),), reports.FeedStatus(1, 2, 3)),
     reports.LogLines("worker:1", ("a", "b")),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.rows.columns import first_lengths
 

@@ -17,7 +17,7 @@ from tests.waiting import until
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import Superseded
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.spill import Spill
 

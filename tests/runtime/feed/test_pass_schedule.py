@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, PassDone
 from tfos_nb.runtime.feed.pass_schedule import (
     Command,
     Discard,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.runtime.feed.test_row_queue import Node, block_of, node
 from tests.runtime.feed.test_transfer import Driver, cut, driver_of, ids_of_partition, send
 from tfos_nb.driver.feed_controller import Feed
-from tfos_nb.driver.held_positions import HeldPositions
+from tfos_nb.driver.ledger import FeedLedger, HeldPositions
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
+from tfos_nb.runtime.feed.messages import ClaimRows, FeedEnds, FeedFrom, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.rows.spans import end_of_span, merged, next_span, rows_within

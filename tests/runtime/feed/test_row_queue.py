@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, PassDone
 from tfos_nb.runtime.feed.row_queue import RowQueue, ValidationRows
 
 SECONDS = 20.0

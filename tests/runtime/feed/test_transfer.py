@@ -36,7 +36,7 @@ from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.runtime.feed import feed_task, ledger
+from tfos_nb.runtime.feed import feed_task, messages
 from tfos_nb.runtime.feed.feed_task import FeedTask, _send_partition
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
@@ -83,10 +83,10 @@ class NodeInside:
 
     def hear(self, message: Any) -> None:
         heard = {
-            ledger.FeedBegins: self.passes.begin,
-            ledger.FeedSchema: self.passes.describe,
-            ledger.FeedEnds: self.passes.end,
-            ledger.NoMoreFeeds: lambda _: self.passes.close(),
+            messages.FeedBegins: self.passes.begin,
+            messages.FeedSchema: self.passes.describe,
+            messages.FeedEnds: self.passes.end,
+            messages.NoMoreFeeds: lambda _: self.passes.close(),
         }
         heard[type(message)](wire.decode(wire.encode(message)))
 
@@ -209,7 +209,7 @@ class DyingClient(DoorClient):
     """The door's client in a task that dies when the nodes have acknowledged all, before the driver knows."""
 
     def ask(self, question: Any, timeout: float = 30.0) -> Any:
-        if isinstance(question, ledger.PartitionDone):
+        if isinstance(question, messages.PartitionDone):
             raise Died
         return super().ask(question, timeout)
 
@@ -653,7 +653,7 @@ def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monke
 def test_no_more_is_held_back_than_a_node_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     monkeypatch.setattr(feed_task, "_HELD_BYTES", 50 * batch_of([0]).nbytes)
-    asked: list[ledger.ClaimRows] = []
+    asked: list[messages.ClaimRows] = []
     with driver_of(3, buffer_bytes=1 << 30) as driver:
         move_away(driver, "worker:0", "worker:2")
         feed = driver.begin()
@@ -689,7 +689,7 @@ def test_nodes_have_equally_many_rows_to_a_row(sizes: list[int], nodes: int, far
         ends = [node.passes.feed_rows(1).ended for node in driver.nodes.values()]
     assert sum(seen) == sum(sizes)
     assert max(seen) - min(seen) <= 1
-    assert ends == [ledger.FeedEnds(1, rows, 0, sum(seen), min(seen), max(seen)) for rows in seen]
+    assert ends == [messages.FeedEnds(1, rows, 0, sum(seen), min(seen), max(seen)) for rows in seen]
 
 
 # --- the task as Spark calls it -------------------------------------------------------------------

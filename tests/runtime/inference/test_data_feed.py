@@ -20,7 +20,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import QUESTIONS
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference import serving
@@ -77,14 +77,14 @@ class Node:
 
     def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
         """Bring a feed in, as the messages and the Flight server do."""
-        self.queues.begin(ledger.FeedBegins(number, replays + 1, replays > 0, call=number, queue=queue))
+        self.queues.begin(messages.FeedBegins(number, replays + 1, replays > 0, call=number, queue=queue))
         schema = blocks[0].schema.serialize().to_pybytes()
-        self.queues.describe(ledger.FeedSchema(number, schema, {}))
+        self.queues.describe(messages.FeedSchema(number, schema, {}))
         at = 0
         for block in blocks:
             self.queues.feed_rows(number).accept(0, ((at, at + block.num_rows),), block)
             at += block.num_rows
-        self.queues.end(ledger.FeedEnds(number, at, replays))
+        self.queues.end(messages.FeedEnds(number, at, replays))
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_terminate_ends_the_feed_and_tells_the_driver(node: Node) -> None:
     assert feed.should_stop()
     assert feed.next_batch(2) == []
     assert any(done.enough for done in node.told)
-    node.queues.begin(ledger.FeedBegins(2, 1, False, call=2))  # a later call of train
+    node.queues.begin(messages.FeedBegins(2, 1, False, call=2))  # a later call of train
     assert [done.enough for done in node.told if done.feed == 2] == [True]
 
 

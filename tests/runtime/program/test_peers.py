@@ -18,7 +18,7 @@ from tests.waiting import until
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Moved
 from tfos_nb.runtime.control.processes import greets
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.program import peers as peers_module
 from tfos_nb.runtime.program.coordinator import LocalFeed, Wanted

@@ -19,7 +19,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.code.first_use import has_begun
 from tfos_nb.runtime.datasets.dataset import DatasetOptions
 from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Readers
 from tfos_nb.runtime.program.setup import patch_keras_fit
 

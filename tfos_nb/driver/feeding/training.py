@@ -17,7 +17,7 @@ from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.feed_task import NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import check_alike
@@ -189,7 +189,7 @@ class Training:
                 self.outcome.abort(FeedTimeout(self._stall(feed)))
             elif seconds > _NOT_MOVING and self.controller.nodes_without_rows():
                 # The nodes with full queues may wait for the others, and these wait for rows.
-                self.controller.send(ledger.MakeRoom(feed.number), self.controller.nodes_with_rows())
+                self.controller.send(messages.MakeRoom(feed.number), self.controller.nodes_with_rows())
         self.raise_if_ended(feed.rendezvous)
 
     def raise_if_ended(self, rendezvous: int | None = None) -> None:
@@ -312,14 +312,14 @@ class Call:
     before: int = 0
     made: int = 0
     place: FeedOf | None = None
-    held: ledger.HeldRows = field(default_factory=ledger.HeldRows)
+    held: messages.HeldRows = field(default_factory=messages.HeldRows)
     feeds: list[Feed] = field(default_factory=list)
     _under_way: Feed | None = None
 
     def begin_anew(self) -> None:
         """Forget the feeds of the generation before."""
         self.place = self._under_way = None
-        self.held = ledger.HeldRows()
+        self.held = messages.HeldRows()
         self.feeds.clear()
 
     def keep_validation(self) -> FeedOf:
@@ -339,7 +339,7 @@ class Call:
                 self._under_way = self.training.begin_feed(self, place)
                 self.feeds.append(self._under_way)
             self.made += self.training.feed_once(self.data, self._under_way)
-            self._under_way, self.held = None, ledger.HeldRows()
+            self._under_way, self.held = None, messages.HeldRows()
 
     def go_on(self, rendezvous: int) -> None:
         """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
@@ -349,7 +349,7 @@ class Call:
         """Come after calls of ``before`` passes together."""
         self.before = before
 
-    def continue_from(self, made: int, held: ledger.HeldRows | None = None) -> None:
+    def continue_from(self, made: int, held: messages.HeldRows | None = None) -> None:
         """Continue after ``made`` passes, and the rows of the next pass that a saved state includes."""
         self.made = made
         if held is not None:

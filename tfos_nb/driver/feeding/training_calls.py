@@ -16,7 +16,7 @@ from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feeding.training import Call, NodesRestarted
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed, TfosError
-from tfos_nb.runtime.feed.ledger import FeedFrom
+from tfos_nb.runtime.feed.messages import FeedFrom
 
 __all__ = ["TrainingCalls"]
 

@@ -84,7 +84,7 @@ from tfos_nb.runtime.control.lifecycle import (
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
 from tfos_nb.runtime.control.processes import signal_name
-from tfos_nb.runtime.feed.ledger import NoMoreFeeds, WorkerThrough
+from tfos_nb.runtime.feed.messages import NoMoreFeeds, WorkerThrough
 from tfos_nb.runtime.node.spark_task import SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.wire import message
 
-__all__ = ["QUESTIONS", "AskPlaces", "ClaimNode", "InferencePlaces", "ReleaseNode"]
+__all__ = ["COMPUTED_LATE", "QUESTIONS", "AskPlaces", "ClaimNode", "InferencePlaces", "ReleaseNode"]
+
+
+COMPUTED_LATE = (
+    "its main has returned, or wait() or stop() was called. inference() is computed only when its rows are used: use "
+    "them before wait(), let main answer until its feed ends, and launch the cluster again"
+)
+"""Why the rows of a result are not answered any more, and what to do."""
 
 
 @message

@@ -19,7 +19,7 @@ from tfos_nb.errors import FeedFailed, near
 from tfos_nb.runtime.datasets.batching import Batches, Cutter, cutter_of
 from tfos_nb.runtime.datasets.class_weights import weights_of
 from tfos_nb.runtime.datasets.tuning import as_fed
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.passes import Cut, Pass, Readers
 from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size, tracked

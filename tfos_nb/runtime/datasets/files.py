@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.rows.columns import first_lengths
 from tfos_nb.runtime.storage.paths import is_hidden

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import SAME_VERSION, FeedEnds, Reached
+from tfos_nb.runtime.feed.messages import SAME_VERSION, FeedEnds, Reached
 from tfos_nb.runtime.feed.pass_schedule import FeedState
 from tfos_nb.runtime.feed.passes import Shares
 from tfos_nb.runtime.feed.spill import Spill

@@ -21,7 +21,7 @@ from pyarrow import flight
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import address_towards, is_here
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.transfer import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.host.malloc import memory_kept
 from tfos_nb.runtime.rows.balancing import PIECE_BYTES
@@ -75,7 +75,7 @@ class FeedTask:
                     raise
                 sent = NOT_SENT  # the driver knows which node is lost: another traceback would hide its message
             except FeedFailed as error:
-                door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
+                door.ask(messages.PartitionFailed(self.feed, partition, str(error)))
                 raise
         if self.rows:
             yield partition, sent
@@ -99,7 +99,7 @@ def _is_wanted(feed: int, door: DoorClient) -> bool:
     """Wait for the driver's decision about a lost node; return whether the feed continues."""
     deadline, never = time.monotonic() + _DECIDED_WITHIN, threading.Event()
     try:
-        while wanted := bool(door.ask(ledger.StillFed(feed))):
+        while wanted := bool(door.ask(messages.StillFed(feed))):
             if time.monotonic() > deadline:
                 break
             never.wait(_LOOKS_EVERY)
@@ -190,7 +190,7 @@ def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
 class _RowCheck:
     """Compare rows with those that were fed before the nodes' state was saved."""
 
-    def __init__(self, partition: int, rows: ledger.KnownRows) -> None:
+    def __init__(self, partition: int, rows: messages.KnownRows) -> None:
         self._partition = partition
         self._rows = rows
         self._fingerprint = Fingerprint()
@@ -224,7 +224,7 @@ class _PartitionSender:
         self._task, self._partition, self._attempt, self._door = task, partition, attempt, door
         schema = first.schema.serialize().to_pybytes()
         here = address_towards(task.door.host, task.door.port)
-        answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
+        answer = self._ask_places(messages.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
         self._places, self._skip = answer.places, answer.skip
         self._known = [_RowCheck(partition, rows) for rows in answer.known]
         self._local = tuple(node for node, place in answer.places.items() if is_here(place.boot, place.socket))
@@ -239,8 +239,8 @@ class _PartitionSender:
         self._waiting_bytes = 0
         self._sent_at = -math.inf  # the first batch is sent at once
 
-    def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
-        answer: ledger.Places = self._door.ask(question)
+    def _ask_places(self, question: messages.OpenPartition | messages.WherePlaces) -> messages.Places:
+        answer: messages.Places = self._door.ask(question)
         if answer.refused:
             raise FeedFailed(answer.refused)
         if answer.nodes == 0:
@@ -298,11 +298,11 @@ class _PartitionSender:
             return [(end, self._only)]
         fitting = max(1, PIECE_BYTES // max(row_bytes for _, _, row_bytes in self._in_hand.parts))
         start, self._claimed = self._claimed, end
-        question = ledger.ClaimRows(self._task.feed, self._partition, start, end - start, held, fitting, self._local)
-        answer: ledger.Claimed = self._door.ask(question)
+        question = messages.ClaimRows(self._task.feed, self._partition, start, end - start, held, fitting, self._local)
+        answer: messages.Claimed = self._door.ask(question)
         unknown = tuple(sorted(set(answer.nodes) - self._places.keys()))
         if unknown:
-            self._places |= self._ask_places(ledger.WherePlaces(self._task.feed, unknown)).places
+            self._places |= self._ask_places(messages.WherePlaces(self._task.feed, unknown)).places
         return zip(answer.ends, answer.nodes, strict=True)
 
     def _put_by(self, node: str, before: int) -> None:
@@ -340,7 +340,7 @@ class _PartitionSender:
                 return use(self._stream(node, schema))
             if node in self._streams:
                 self._left.add(node)
-            if not self._door.ask(ledger.StillFed(self._task.feed)):
+            if not self._door.ask(messages.StillFed(self._task.feed)):
                 raise _FeedIsOver
             never.wait(_TURN_EVERY)
 
@@ -354,12 +354,12 @@ class _PartitionSender:
     def finish(self) -> int:
         """Wait until every node has acknowledged its rows; tell the driver; return the number of rows.
 
-        The input may have been interrupted, which cannot be seen from here: see :mod:`tfos_nb.runtime.feed.ledger`.
+        The input may have been interrupted, which cannot be seen from here: see :mod:`tfos_nb.runtime.feed.messages`.
         """
         self._deal(held=0)
         self._send_all()
         kept = [self._in_turn(node, stream.schema, NodeStream.finish) for node, stream in self._streams.items()]
-        self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, all(kept)))
+        self._door.ask(messages.PartitionDone(self._task.feed, self._partition, self._row, all(kept)))
         return self._row
 
     def __enter__(self) -> _PartitionSender:

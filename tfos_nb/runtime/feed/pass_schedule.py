@@ -21,11 +21,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
+from tfos_nb.runtime.feed.messages import BATCHES_KNOWN, FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.feed.positions import PositionHeld
 
 __all__ = [
-    "BATCHES_KNOWN",
     "Command",
     "Discard",
     "FeedState",
@@ -38,8 +37,6 @@ __all__ = [
     "Told",
     "Turn",
 ]
-
-BATCHES_KNOWN = 16  # micro-batches that are remembered, here and by the ledgers; a stream has no end
 
 
 Told = PassDone | FeedFrom | PositionHeld

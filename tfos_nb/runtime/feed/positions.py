@@ -7,7 +7,7 @@
 
 A node's rows of a partition come in order, so one number for each partition says which ones it has finished. If it
 shuffles them, it also says which rows before that number it has not. The driver's ledger
-(:mod:`tfos_nb.runtime.feed.ledger`) says which rows of the partition belong to the node. If a node was lost before it
+(:mod:`tfos_nb.runtime.feed.messages`) says which rows of the partition belong to the node. If a node was lost before it
 reported its position, that state is not used.
 
 A number means the same rows only if Spark reads the partition the same way again. So it comes with a fingerprint
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.ledger import Reached
+from tfos_nb.runtime.feed.messages import Reached
 
 __all__ = ["PositionHeld"]
 

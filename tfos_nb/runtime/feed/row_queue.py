@@ -24,7 +24,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed import pass_schedule as schedule
 from tfos_nb.runtime.feed.feed_rows import FeedRows
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, MakeRoom
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
 from tfos_nb.runtime.feed.passes import Pass, Readers

@@ -9,26 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from tfos_nb.errors import FeedFailed, TfosError, either
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import FeedRows
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, MakeRoom, check_queue
 from tfos_nb.runtime.feed.pass_schedule import Told
 from tfos_nb.runtime.feed.row_queue import ANNOUNCED_WITHIN, RowQueue
 
-__all__ = ["DEFAULT_QUEUE", "RowQueues", "check_queue"]
+__all__ = ["DEFAULT_QUEUE", "RowQueues"]
 
 DEFAULT_QUEUE = "input"
 _FEEDS_KNOWN = 256  # a stream has no end
-
-
-def check_queue(name: str, known: Sequence[str], error: type[TfosError] = FeedFailed) -> None:
-    """Raise an error that names the existing queues, if the cluster has no queue ``name``."""
-    if name not in known:
-        raise error(
-            f"the queue must be {either(known)}, got {name!r}; correct it, or start the cluster with "
-            f"queues=[{name!r}, …]"
-        )
 
 
 class RowQueues:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.ledger import SAME_VERSION
+from tfos_nb.runtime.feed.messages import SAME_VERSION
 from tfos_nb.runtime.rows.balancing import PIECE_BYTES
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]

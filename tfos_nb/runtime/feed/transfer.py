@@ -2,7 +2,7 @@
 
 ::
 
-    Spark task "FeedTask" (tfos_nb.runtime.feed.feed_task) ── question: where? ──▶ door (tfos_nb.runtime.feed.ledger)
+    Spark task "FeedTask" (tfos_nb.runtime.feed.feed_task) ── question: where? ──▶ door (tfos_nb.runtime.feed.messages)
          │
          └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ FeedRows
 
@@ -40,7 +40,7 @@ from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.processes import boot, host_and_port
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.feed_rows import Superseded
-from tfos_nb.runtime.feed.ledger import SAME_VERSION, Reached
+from tfos_nb.runtime.feed.messages import SAME_VERSION, Reached
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written

@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.row_queues import RowQueues, check_queue
+from tfos_nb.runtime.feed.messages import check_queue
+from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.inference.requests import Piece, RequestQueue
 from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.rows.batches import joined

@@ -36,23 +36,18 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
-from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
+from tfos_nb.runtime.control.placement import COMPUTED_LATE, AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
 from tfos_nb.runtime.control.processes import is_here
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.row_queues import check_queue
+from tfos_nb.runtime.feed.messages import check_queue
 from tfos_nb.runtime.inference.answers import PLAIN, listed
 from tfos_nb.runtime.inference.requests import RequestQueue, Stream
 from tfos_nb.runtime.rows.batch_validation import valid_batch
 from tfos_nb.runtime.rows.batches import take_rows
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 
-__all__ = ["COMPUTED_LATE", "InferTask", "RequestExchange"]
+__all__ = ["InferTask", "RequestExchange"]
 
-COMPUTED_LATE = (
-    "its main has returned, or wait() or stop() was called. inference() is computed only when its rows are used: use "
-    "them before wait(), let main answer until its feed ends, and launch the cluster again"
-)
-"""Why the rows of a result are not answered any more, and what to do."""
 
 _STREAM_BYTES = 32 << 20
 _PIECE_BYTES = 4 << 20

@@ -47,7 +47,7 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.processes import address_towards, private_directory, read_frame, remove_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node.process import Exited, NodeProcess, ProcessMessage, environment_of
@@ -62,14 +62,14 @@ _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
 # These messages pass through here, so their classes must be registered: naming them imports them.
 PASSED_ON = (
-    ledger.FeedBegins,
-    ledger.FeedSchema,
-    ledger.FeedEnds,
-    ledger.FeedFrom,
-    ledger.MakeRoom,
-    ledger.NoMoreFeeds,
-    ledger.PassDone,
-    ledger.WorkerThrough,
+    messages.FeedBegins,
+    messages.FeedSchema,
+    messages.FeedEnds,
+    messages.FeedFrom,
+    messages.MakeRoom,
+    messages.NoMoreFeeds,
+    messages.PassDone,
+    messages.WorkerThrough,
     PositionHeld,
     PlaceSeen,
 )

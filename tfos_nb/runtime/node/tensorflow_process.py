@@ -51,7 +51,7 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
-from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestExchange
@@ -138,11 +138,11 @@ class TensorFlowProcess:
             Start: self._start,
             Moved: self._peers.moved,
             StateWanted: lambda message: self._save_request.change(message.wanted),
-            ledger.FeedBegins: self._queues.begin,
-            ledger.FeedSchema: self._queues.describe,
-            ledger.FeedEnds: self._queues.end,
-            ledger.MakeRoom: self._queues.make_room,
-            ledger.NoMoreFeeds: self._hear_the_last,
+            messages.FeedBegins: self._queues.begin,
+            messages.FeedSchema: self._queues.describe,
+            messages.FeedEnds: self._queues.end,
+            messages.MakeRoom: self._queues.make_room,
+            messages.NoMoreFeeds: self._hear_the_last,
             Stop: self._stop,
             EndNode: self._leave,
         }
@@ -291,7 +291,7 @@ class TensorFlowProcess:
         """Follow the workers if they may be replaced; return the callback that reports each worker's passes."""
         if self._job.settings.get("restarts") and self._peers.followed_by(coordinator):
             self._channel.send(Following(self._job.node))
-        return lambda worker, passes: self._channel.send(ledger.WorkerThrough(f"worker:{worker}", passes))
+        return lambda worker, passes: self._channel.send(messages.WorkerThrough(f"worker:{worker}", passes))
 
     def _tell_serving(self) -> None:
         self._serves = True
@@ -351,7 +351,7 @@ class TensorFlowProcess:
         if not self._called:
             os._exit(0)  # main will not be called
 
-    def _hear_the_last(self, message: ledger.NoMoreFeeds) -> None:
+    def _hear_the_last(self, message: messages.NoMoreFeeds) -> None:
         self._queues.close()
         self._requests.close()
 

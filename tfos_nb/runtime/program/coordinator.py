@@ -31,7 +31,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.datasets.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.datasets.tuning import as_fed
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Readers
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.spill import Spill

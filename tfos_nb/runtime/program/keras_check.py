@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.runtime.control.processes import run_apart
-from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Pass, Readers, Shares
 from tfos_nb.runtime.keras.versions import installed_keras, is_tested
 from tfos_nb.runtime.rows.columns import first_lengths

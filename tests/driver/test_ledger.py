@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tfos_nb.runtime.feed import ledger as ledger_module
-from tfos_nb.runtime.feed.ledger import Claimed, ClaimRows, FeedLedger, HeldRows
+from tfos_nb.driver import ledger as ledger_module
+from tfos_nb.driver.ledger import FeedLedger
+from tfos_nb.runtime.feed.messages import Claimed, ClaimRows, HeldRows
 from tfos_nb.runtime.rows.balancing import Dealt, level, piece_rows
 from tfos_nb.runtime.rows.spans import Spans, merged, row_behind, rows_within
 

@@ -14,287 +14,32 @@ one: the last task that let its near nodes get ahead still had the rows for the 
 When a task's input is interrupted, because Spark has ended the task or could not read on, the task sees a normal end:
 PySpark closes the stream in either case. So a task's report of a partition's end is valid only until another attempt
 gets further. It is final when Spark's job has succeeded.
+
+:class:`HeldPositions` are the states from which training can continue in the middle of a pass. From the ledger they
+find which rows of the pass each state includes.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.feed.messages import SAME_VERSION, Claimed, ClaimRows, HeldRows, KnownRows, Reached
+from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.rows.balancing import Dealt, level, piece_rows
 from tfos_nb.runtime.rows.spans import Spans, merged, row_behind, rows_within, without
 
-__all__ = [
-    "ClaimRows",
-    "Claimed",
-    "FeedBegins",
-    "FeedEnds",
-    "FeedFrom",
-    "FeedLedger",
-    "FeedSchema",
-    "HeldRows",
-    "KnownRows",
-    "MakeRoom",
-    "NoMoreFeeds",
-    "OpenPartition",
-    "PartitionDone",
-    "PartitionFailed",
-    "PassDone",
-    "Places",
-    "Reached",
-    "StillFed",
-    "WherePlaces",
-    "WorkerThrough",
-]
-
-SAME_VERSION = "Use the same version of tfos_nb on the driver and on the executors"
-"""Remedy for a message that no task of this version sends."""
+__all__ = ["FeedLedger", "HeldPositions"]
 
 _MOST_AT_ONCE = 1 << 32  # rows of one question: more than fit into a record batch
 _MOST_ROUNDS = 2048  # for one question
 _ALL_LEVEL = 128  # up to so many nodes, every question balances all of them; a task opens a stream to each
 _SOME, _FEWEST_ROWS = 32, 64  # with more: the nodes that share a question's rows, and the fewest rows for one of them
-
-
-@message
-@dataclass(frozen=True)
-class FeedBegins:
-    """To the nodes: rows of a new feed will come. ``spill`` says to keep them for ``passes - 1`` replays.
-
-    ``call`` numbers the calls of ``train``. ``validates`` marks validation rows, which are kept until the node ends and
-    do not count as a pass. ``validation`` is the feed with the validation rows of this one, 0 if none. ``batch`` is the
-    number of a stream's micro-batch. ``consecutive`` says that these numbers have no gaps. ``queue`` is the named queue
-    that gets the rows.
-    """
-
-    feed: int
-    passes: int
-    spill: bool
-    call: int = 0
-    validates: bool = False
-    validation: int = 0
-    batch: int | None = None
-    consecutive: bool = False
-    queue: str = "input"
-
-
-@message
-@dataclass(frozen=True)
-class FeedSchema:
-    """To the nodes: the schema of the rows, so that a node without rows knows it too.
-
-    ``schema`` is in Arrow's encoding. ``lengths`` has the lengths of list columns in the first row, outermost first.
-    """
-
-    feed: int
-    schema: bytes
-    lengths: dict[str, tuple[int, ...]]
-
-
-@message
-@dataclass(frozen=True)
-class FeedEnds:
-    """To a node: its share of the feed is complete with ``rows`` rows; repeat it ``replays`` times.
-
-    ``total`` is the number of rows of all fed nodes, ``least`` and ``most`` are the smallest and the largest share.
-    """
-
-    feed: int
-    rows: int
-    replays: int
-    total: int = 0
-    least: int = 0
-    most: int = 0
-
-
-@message
-@dataclass(frozen=True)
-class MakeRoom:
-    """To a node with a full queue: take more rows of a feed, because another node waits for rows after them."""
-
-    feed: int
-
-
-@message
-@dataclass(frozen=True)
-class NoMoreFeeds:
-    """To the nodes: no feed will come any more; a dataset ends after its last pass."""
-
-
-@message
-@dataclass(frozen=True)
-class FeedFrom:
-    """From a node of a later generation that wants its first row: its restored state includes ``passes`` passes.
-
-    They are counted over all calls of ``train``. All later rows are fed again. If ``state`` was saved in the middle of
-    a pass, the rows of that pass that it includes are not.
-    """
-
-    node: str
-    passes: int
-    state: str = ""
-
-
-@message
-@dataclass(frozen=True)
-class PassDone:
-    """From a node: its dataset has finished one pass (1 is the first) of a feed.
-
-    ``enough``: the node wants no more rows of the call of ``train`` to which the feed belongs.
-    """
-
-    node: str
-    feed: int
-    number: int
-    rows: int
-    enough: bool = False
-
-
-@message
-@dataclass(frozen=True)
-class WorkerThrough:
-    """From a coordinator: all rows of ``passes`` passes of a worker, in this generation, were used in a step."""
-
-    node: str
-    passes: int
-
-
-@message
-@dataclass(frozen=True)
-class OpenPartition:
-    """Question of a task on ``host`` that has read a partition's first row. Answer: :class:`Places`."""
-
-    feed: int
-    partition: int
-    schema: bytes
-    lengths: dict[str, tuple[int, ...]]
-    host: str = ""
-
-
-@message
-@dataclass(frozen=True)
-class Reached:
-    """Position of a node in one partition.
-
-    Parameters
-    ----------
-    row : int
-        The row after the last one that it has.
-    rows, fingerprint : int
-        The number of rows that the fingerprint covers, and the fingerprint. These rows end at ``row``.
-    """
-
-    row: int = 0
-    rows: int = 0
-    fingerprint: int = 0
-
-
-@message
-@dataclass(frozen=True)
-class KnownRows:
-    """Fingerprint of a partition's rows in some spans, from when they were fed."""
-
-    spans: Spans
-    fingerprint: int
-
-
-@dataclass(frozen=True)
-class HeldRows:
-    """Rows of one pass that a saved state was trained on, by partition, with fingerprints to compare them.
-
-    A fingerprint may also cover some later rows, which came in the same batch.
-    """
-
-    spans: Mapping[int, Spans] = field(default_factory=dict)
-    known: Mapping[int, tuple[KnownRows, ...]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.spans)
-
-
-@message
-@dataclass(frozen=True)
-class Places:
-    """Addresses at which nodes take rows.
-
-    With few nodes, all of them. With many, those on the task's host, or those that it asked for. ``nodes`` is the
-    number of nodes that are fed, 0 if the feed is over. ``refused`` is the reason if the rows are refused. ``skip`` are
-    rows of the partition that no node wants. ``known`` are rows that must be the same as before.
-    """
-
-    places: dict[str, FeedPlace] = field(default_factory=dict)
-    refused: str = ""
-    nodes: int = 0
-    skip: tuple[tuple[int, int], ...] = ()
-    known: tuple[KnownRows, ...] = ()
-
-
-@message
-@dataclass(frozen=True)
-class WherePlaces:
-    """Question of a task for the addresses of nodes that it knows by name only. Answer: :class:`Places`."""
-
-    feed: int
-    nodes: tuple[str, ...]
-
-
-@message
-@dataclass(frozen=True)
-class ClaimRows:
-    """Question of a task: which nodes get the ``rows`` rows that begin at ``start``? Answer: :class:`Claimed`.
-
-    All rows before them must have been claimed. The task has ``held`` more rows after them. ``fitting`` is the most
-    rows that a node takes in one piece. ``local`` are the nodes on the task's host.
-    """
-
-    feed: int
-    partition: int
-    start: int
-    rows: int
-    held: int = 0
-    fitting: int = 1 << 20
-    local: tuple[str, ...] = ()
-
-
-@message
-@dataclass(frozen=True)
-class Claimed:
-    """Answer: the rows before each of these ``ends``, in order, belong to the node at the same index."""
-
-    ends: list[int]
-    nodes: list[str]
-
-
-@message
-@dataclass(frozen=True)
-class PartitionDone:
-    """Statement: the nodes have acknowledged all ``rows`` that this attempt read; ``spilled``: all are on disk."""
-
-    feed: int
-    partition: int
-    rows: int
-    spilled: bool
-
-
-@message
-@dataclass(frozen=True)
-class PartitionFailed:
-    """Statement: a row cannot be fed, and a retry would not help."""
-
-    feed: int
-    partition: int
-    text: str
-
-
-@message
-@dataclass(frozen=True)
-class StillFed:
-    """Question of a task that cannot reach a node any more: whether the driver wants the feed to continue."""
-
-    feed: int
+_KEPT = 16  # states: more than a program keeps
 
 
 class FeedLedger:
@@ -478,3 +223,78 @@ class FeedLedger:
     def rows(self) -> int:
         """Number of rows that were acknowledged in these partitions."""
         return self._counted[1] if self._counted is not None else sum(self._totals.values())
+
+
+class HeldPositions:
+    """The driver's record of the states for which all nodes have reported their positions."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
+        self._whole: dict[str, _State] = {}
+
+    def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
+        """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger.
+
+        Return whether training can continue from the state, as all of them have reported now.
+        """
+        told = self._parts.setdefault((said.state, said.feed), {})
+        told[said.node] = said
+        if is_known := told.keys() >= set(nodes):
+            del self._parts[said.state, said.feed]
+            self._whole[said.state] = _State(told, book)
+        _leave_newest(self._parts)
+        _leave_newest(self._whole)
+        return is_known
+
+    def keep_rows_of(self, book: FeedLedger) -> None:
+        """Find out which rows the states include that were saved with this ledger, as it is about to forget them."""
+        for state in self._whole.values():
+            if state.book is book:
+                _ = state.rows
+
+    def forget_parts(self) -> None:
+        """Drop incomplete records: the nodes start again, so missing reports will not come."""
+        self._parts.clear()
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states from which training can continue."""
+        return tuple(self._whole)
+
+    def rows_of(self, state: str) -> HeldRows:
+        """Return which rows a state includes of the pass in which it was saved.
+
+        Raises
+        ------
+        KeyError
+            If the state is not known.
+        """
+        return self._whole[state].rows
+
+
+@dataclass
+class _State:
+    """Reports of the nodes about a state. The rows are found only after a loss, since states are saved often."""
+
+    told: Mapping[str, PositionHeld]
+    book: FeedLedger
+
+    @functools.cached_property
+    def rows(self) -> HeldRows:
+        left = _by_partition(one.left for one in self.told.values())
+        spans = self.book.rows_before({node: one.reached for node, one in self.told.items()})
+        known = self.book.known_rows({node: one.known for node, one in self.told.items()})
+        return HeldRows({one: without(rows, left.get(one, ())) for one, rows in spans.items()}, known)
+
+
+def _by_partition(several: Iterable[Mapping[int, Spans]]) -> dict[int, Spans]:
+    rows: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one in several:
+        for partition, spans in one.items():
+            rows[partition] += spans
+    return {partition: merged(spans) for partition, spans in rows.items()}
+
+
+def _leave_newest(states: dict[Any, Any]) -> None:
+    while len(states) > _KEPT:
+        del states[next(iter(states))]
