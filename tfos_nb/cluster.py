@@ -545,7 +545,8 @@ class Cluster(Rich):
         timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
         timeout = check_seconds("feed_timeout", timeout, above=0)
         self._refuse_if_over("inference")
-        self._controller.answering.may_be_asked = True
+        with self._changed:
+            self._controller.answering.may_be_asked = True
         task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, timeout)
         return answered(task, data, schema, columns, keep)
 

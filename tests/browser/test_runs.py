@@ -139,7 +139,7 @@ def _look_at_the_rows(tab: Tab) -> None:
     newest = tab.panel.get_by_role("row").nth(1)
     for told in ("killed", "2026-11-2", "43 s", "0.01", "128", "sgd"):
         expect(newest).to_contain_text(told)
-    expect(tab.panel).to_contain_text("notes.json: no record of a run: it has no key 'tfos_nb_run'")
+    expect(tab.panel).to_contain_text("notes.json: not the record of a run: the key 'tfos_nb_run' is missing")
     expect(tab.panel.get_by_role("columnheader", name="Started")).to_have_attribute("aria-sort", "descending")
 
 

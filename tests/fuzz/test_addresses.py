@@ -84,7 +84,7 @@ def site(a_server: JupyterServer, tmp_path_factory: pytest.TempPathFactory) -> I
         port = urlsplit(a_server.url).port
         assert port is not None
         site = Site(port, endpoint, cluster, board, endpoint.open_port())
-        link = site.as_guest(b"/" + endpoint.invitation(ID).encode())
+        link = site.as_guest(b"/" + endpoint.access_link(ID).encode())
         site.admitted = link.header("Location")[0].partition("/")[0]
         yield site
         endpoint.close()
@@ -268,7 +268,7 @@ def test_who_has_no_pass_reaches_nothing_by_the_kernels_port(site: Site, segment
 @given(changed=st.text("abcXYZ019-_", max_size=3), cut=st.integers(0, 43), of_code=st.booleans())
 def test_a_pass_or_a_code_that_is_nearly_right_opens_nothing(site: Site, changed: str, cut: int, of_code: bool) -> None:
     site.forget()
-    link = site.endpoint.invitation(ID)
+    link = site.endpoint.access_link(ID)
     code = link.partition("=")[2]
     right = code if of_code else site.admitted
     wrong = right[:cut] + changed + right[cut + len(changed) :]

@@ -71,7 +71,7 @@ class Browser:
 
 def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
-    link = root + endpoint.invitation(logs.id)
+    link = root + endpoint.access_link(logs.id)
     friend, stranger = Browser(), Browser()
     status, url, body = friend.open_until_shown(link)
     assert (status, "<title>TensorBoard</title>" in body) == (200, True)
@@ -88,9 +88,9 @@ def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_i
     endpoint: Endpoint, logs: LogDirectory
 ) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
-    url = Browser().open_until_shown(root + endpoint.invitation(logs.id))[1]
+    url = Browser().open_until_shown(root + endpoint.access_link(logs.id))[1]
     assert Browser().open_until_shown(url)[0] == 200, "a pass in the address, no cookie: so the documentation says it"
-    assert Browser().open_until_shown(root + endpoint.invitation(logs.id))[1] == url, "one pass for a cluster"
+    assert Browser().open_until_shown(root + endpoint.access_link(logs.id))[1] == url, "one pass for a cluster"
     endpoint.close()
     with pytest.raises(urllib.error.URLError):
         Browser().open(url)
@@ -101,7 +101,7 @@ def test_a_link_opens_through_jupyter_server_proxy(
     a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
 ) -> None:
     root = f"{a_server.url}proxy/{endpoint.open_port()}/"
-    status, url, body = Browser(TOKEN).open_until_shown(root + endpoint.invitation(logs.id))
+    status, url, body = Browser(TOKEN).open_until_shown(root + endpoint.access_link(logs.id))
     assert (status, "<title>TensorBoard</title>" in body) == (200, True)
     assert url.startswith(f"{root}{logs.id}/")
 
@@ -109,7 +109,7 @@ def test_a_link_opens_through_jupyter_server_proxy(
 def test_nothing_but_tensorboard_is_behind_the_port(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
     browser = Browser()
-    inside = browser.open(root + endpoint.invitation(logs.id))[1].removesuffix("tb/")
+    inside = browser.open(root + endpoint.access_link(logs.id))[1].removesuffix("tb/")
     for path in ("log?node=worker:0", "stop", "tb/..%2fstop", "tb/..%2f..%2fstop"):
         assert browser.open(inside + path)[0] == 404, path
     assert browser.open(root)[0] == 204, "a page may ask whether a proxy leads here"
@@ -141,14 +141,14 @@ def test_what_is_no_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.Mon
 
 def test_a_code_is_of_one_cluster() -> None:
     guests = AccessLinks()
-    code = guests.invite("one")
+    code = guests.new_code("one")
     assert guests.enter("another", code) is None
     assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
 
 
 def test_a_pass_is_of_one_cluster() -> None:
     guests = AccessLinks()
-    admitted = guests.enter("one", guests.invite("one"))
+    admitted = guests.enter("one", guests.new_code("one"))
     assert admitted is not None
     assert guests.knows("one", admitted)
     assert not guests.knows("another", admitted)

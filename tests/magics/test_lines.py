@@ -75,7 +75,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_status ONE", "%tfos_status ONE: no such variable; did you mean one?"),
         ("%tfos_status --help", "--help: no such option; %tfos_status? shows them all"),
         ("%tfos_spark -h", "-h: no such option; %tfos_spark? shows them all"),
-        ("%tfos_tensorboard one --logdir /tmp", "--logdir /tmp: the logs of one, or of a directory; leave one out"),
+        ("%tfos_tensorboard one --logdir /tmp", "give a cluster or --logdir, got one and --logdir /tmp; leave one out"),
     ],
 )  # fmt: skip
 def test_a_bad_line_says_in_one_line_what_is_right(run, launcher, line, message):

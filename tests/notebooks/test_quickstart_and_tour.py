@@ -157,7 +157,7 @@ def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> Non
 
 @pytest.mark.slow
 def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:
-    assert "Spark takes it: 2 of 4 slots" in tour["plan"][0]["data"]["text/plain"]
+    assert "The plan fits: it needs 2 of 4 slots" in tour["plan"][0]["data"]["text/plain"]
     assert "worker:1" in tour["look"][0]["data"]["text/plain"]
     assert "TensorBoard of digits: no page to show it in; the logs are in" in _said(tour["board"])
     assert "val_accuracy" in tour["wait"][0]["data"]["text/plain"]

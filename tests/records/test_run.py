@@ -64,12 +64,12 @@ def test_numbers_that_are_not_finite_are_there_and_the_file_is_json() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "no JSON"),
-        ("[]", "no record of a run"),
-        ('{"a": 1}', "no record of a run"),
+        ("{", "not a JSON file"),
+        ("[]", "not the record of a run"),
+        ('{"a": 1}', "not the record of a run"),
         ('{"tfos_nb_run": 2}', "its format is 2, and this version of tfos_nb reads 1"),
         ('{"tfos_nb_run": 1}', "a part of it is missing or wrong"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not a JSON file"),
         (to_json(a_run()).replace('"seconds": 8.5', '"seconds": "NaN"'), "nan must be from 0"),
         (to_json(a_run()).replace('"seconds": 8.5', '"seconds": "Infinity"'), "inf must be from 0"),
         (to_json(a_run()).replace('"rows": 0', f'"rows": {10**400}'), "a part of it is missing or wrong"),

@@ -45,7 +45,7 @@ def test_all_runs_below_a_directory_are_found_the_newest_first(models: Path) -> 
     assert [run.id for run in found] == ["aa22", "bb33", "aa11"]
     ((name, why),) = found.unreadable.items()
     assert name == str(models / "mnist/tfos_runs/notes.json")
-    assert why.startswith("no record of a run")
+    assert why.startswith("not the record of a run")
     assert [run.id for run in tfos_nb.runs(models / "mnist")] == ["aa22", "aa11"]
     assert [run.id for run in tfos_nb.runs(str(models / "mnist/tfos_runs"))] == ["aa22", "aa11"]
     assert [run.id for run in tfos_nb.runs(f"file://{models}/cifar")] == ["bb33"]

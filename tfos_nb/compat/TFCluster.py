@@ -167,7 +167,7 @@ class TFCluster:
 
         endpoint = the_endpoint()
         endpoint.serve(self.native)
-        return f"http://127.0.0.1:{endpoint.open_port()}/{endpoint.invitation(self.native.id)}"
+        return f"http://127.0.0.1:{endpoint.open_port()}/{endpoint.access_link(self.native.id)}"
 
 
 def run(  # noqa: PLR0917 - its order

@@ -546,7 +546,7 @@ class ClusterController:
 
     @property
     def all_through(self) -> bool:
-        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
+        """Whether ``main`` has ended on every node, or only serves other nodes."""
         with self.changed:
             return self.membership.present.all_through
 

@@ -317,16 +317,15 @@ class ClusterLifecycle:
         self._controller.mark_stopped()
         stopped = error is None and self._stopped
         with self._changed:
-            self._outcome.error = error
             self._ended_at = time.monotonic()
             if stopped and not self._controller.all_returned:
-                self._outcome.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
+                self._outcome.decide(ClusterClosed(f"cluster {self._name} was stopped before its nodes were done"))
+            else:
+                self._outcome.decide(error)
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
             self._become(ClusterStatus.STOPPED if stopped else failed)
         try:
             for action in self._at_outcome:
                 action()
         finally:
-            with self._changed:
-                self._outcome.over.set()
-                self._changed.notify_all()
+            self._outcome.end()

@@ -35,7 +35,7 @@ class NodeFigures:
     trained: StepReport = field(default_factory=StepReport)  # the newest report that is not of an evaluation
     metrics: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
-    pace: ProgressEstimate = field(default_factory=ProgressEstimate)
+    estimate: ProgressEstimate = field(default_factory=ProgressEstimate)
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
@@ -99,7 +99,7 @@ class NodeFigures:
         newer value comes, or training starts again.
         """
         self.taken += 1
-        self.pace.take(report)
+        self.estimate.take(report)
         self._note_steps(report)
         if report.phase == EVALUATE:
             before = self.trained
@@ -163,7 +163,7 @@ class NodeFigures:
             steps=report.steps,
             metrics={name: self.metrics[name] for name in in_order(self.metrics)},
             curves={name: self.curves[name].points for name in in_order(self.curves)},
-            seconds_left=self.pace.seconds_left if alive else None,
+            seconds_left=self.estimate.seconds_left if alive else None,
             rows=self.rows,
             rows_per_second=self.rate if alive else None,
             cpu_percent=beat.cpu_percent if beat and alive else None,

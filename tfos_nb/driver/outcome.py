@@ -35,7 +35,7 @@ class ClusterOutcome:
     stop : Stop or None
         The user's request to stop it.
     jobs : callable
-        Returns the nodes' Spark jobs.
+        Returns the nodes' Spark jobs. Set once, when they are submitted.
     """
 
     def __init__(self, name: str, controller: ClusterController) -> None:
@@ -74,6 +74,17 @@ class ClusterOutcome:
                 self._controller.send(stop)
             if self.stop is None or stop.grace < self.stop.grace:
                 self.stop = stop
+            self._changed.notify_all()
+
+    def decide(self, error: TfosError | None) -> None:
+        """Set the error that every caller receives from now on; None if the cluster has ended well."""
+        with self._changed:
+            self.error = error
+
+    def end(self) -> None:
+        """Release everybody who waits for the end: nothing of the cluster runs any more."""
+        with self._changed:
+            self.over.set()
             self._changed.notify_all()
 
     def abort(self, error: TfosError) -> None:

@@ -24,7 +24,7 @@ class AccessLinks:
         self._codes: dict[str, tuple[str, float]] = {}
         self._passes: dict[str, str] = {}
 
-    def invite(self, cluster_id: str) -> str:
+    def new_code(self, cluster_id: str) -> str:
         """Return a new code for a cluster's pages."""
         code = secrets.token_urlsafe(24)
         with self._lock:

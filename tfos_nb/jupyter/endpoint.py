@@ -206,9 +206,9 @@ class Endpoint:
             self._port = opening.result(_OPEN_SECONDS)
         return self._port
 
-    def invitation(self, cluster_id: str) -> str:
+    def access_link(self, cluster_id: str) -> str:
         """Return the path, below the port's root, of a link to a cluster's TensorBoard, which works once for 10 min."""
-        return f"{cluster_id}/enter?code={self._links.invite(cluster_id)}"
+        return f"{cluster_id}/enter?code={self._links.new_code(cluster_id)}"
 
     def close(self) -> None:
         """Stop the server and the TensorBoards that it has started. Idempotent."""

@@ -158,7 +158,9 @@ class ClusterLines(Magics):
         found = parsers.TENSORBOARD.understand(line)
         cluster = None
         if found.cluster is not None and found.log_dir is not None:
-            raise PlanError(f"--logdir {found.log_dir}: the logs of {found.cluster}, or of a directory; leave one out")
+            raise PlanError(
+                f"give a cluster or --logdir, got {found.cluster} and --logdir {found.log_dir}; leave one out"
+            )
         if found.cluster is not None or found.log_dir is None:
             cluster = pick("%tfos_tensorboard", found.cluster, self._namespace)[1]
         height = self._defaults.height if found.height is None else found.height

@@ -1,7 +1,8 @@
 """Log runs to MLflow: while they run, by ``launch(…, mlflow=…)``, or afterwards, by :func:`log`.
 
 ``pip install 'tfos_nb[mlflow]'`` installs MLflow. Only the driver connects to the tracking server: nodes need neither
-MLflow nor access to the server. The input is runs (:mod:`tfos_nb.records`). ``pipeline`` imports this package, and
+MLflow nor access to the server. The input is runs (:mod:`tfos_nb.records`). The output is runs of MLflow, with their
+models. ``pipeline`` imports this package, and
 ``launch`` loads it by its name.
 
 ::

@@ -374,9 +374,9 @@ def from_json(text: str, path: str = "") -> Run:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRun(f"no JSON: {error}") from None
+        raise BadRun(f"not a JSON file: {error}") from None
     if not isinstance(found, dict) or "tfos_nb_run" not in found:
-        raise BadRun("no record of a run: it has no key 'tfos_nb_run'")
+        raise BadRun("not the record of a run: the key 'tfos_nb_run' is missing")
     if found["tfos_nb_run"] != FORMAT:
         raise BadRun(f"its format is {found['tfos_nb_run']!r}, and this version of tfos_nb reads {FORMAT}")
     try:

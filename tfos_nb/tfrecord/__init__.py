@@ -1,5 +1,7 @@
 """DataFrames to TFRecord files and back, on Spark's executors, without a jar and without TensorFlow.
 
+The input is a DataFrame, or the path of files. The output is files, or a DataFrame.
+
 ::
 
     write(df, path, …)            a DataFrame becomes files of Examples or SequenceExamples

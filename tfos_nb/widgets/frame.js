@@ -26,7 +26,7 @@ async function way(model) {
   const base = baseUrl();
   const ours = base && `${base}tfos-nb/tb/${encodeURIComponent(model.get("cluster"))}/`;
   if (base && (await answers(`${base}tfos-nb/api/version`))) return { urls: [ours, ours], near: false };
-  const [framed, linked] = model.get("invitations");
+  const [framed, linked] = model.get("access_links");
   const proxied = model.get("proxied");
   const leads = !proxied.startsWith("/") || (await answers(proxied)); // a server without a proxy answers with 404
   const root = leads ? proxied : model.get("local");

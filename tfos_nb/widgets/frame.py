@@ -14,7 +14,7 @@ class Frame(anywidget.AnyWidget):
     """Widget with the TensorBoard of a cluster.
 
     ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension.
-    ``invitations`` are appended to these addresses, one for the frame and one for the link beside it; each works once.
+    ``access_links`` are appended to these addresses, one for the frame and one for the link beside it; each works once.
     ``widget`` is the widget's own id, which identifies it in a saved notebook.
     """
 
@@ -27,5 +27,5 @@ class Frame(anywidget.AnyWidget):
     height = traitlets.Int().tag(sync=True)
     proxied = traitlets.Unicode().tag(sync=True)
     local = traitlets.Unicode().tag(sync=True)
-    invitations = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    access_links = traitlets.List(traitlets.Unicode()).tag(sync=True)
     advice = traitlets.Unicode().tag(sync=True)

@@ -157,7 +157,7 @@ def _address(
 ) -> str | None:
     """Return an address that works once. Its port listens on loopback, on Databricks on all addresses for the proxy."""
     port = endpoint.open_port("0.0.0.0" if host.name == "databricks" else "127.0.0.1")  # noqa: S104 - for Databricks' proxy; links have a token
-    return proxied_url(port, endpoint.invitation(state.id), host, template=proxy_url, spark_conf=conf)
+    return proxied_url(port, endpoint.access_link(state.id), host, template=proxy_url, spark_conf=conf)
 
 
 def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host: Host) -> None:
@@ -177,12 +177,12 @@ def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host:
     try:
         from tfos_nb.widgets.frame import Frame
     except ImportError:
-        _show_link(f"{proxied}{endpoint.invitation(state.id)}", state, height, host)
+        _show_link(f"{proxied}{endpoint.access_link(state.id)}", state, height, host)
         return
     log_dir = without_password(state.log_dir)
     widget = Frame(cluster=state.id, name=state.name, log_dir=log_dir, height=height, advice=_ADVICE)
     widget.proxied, widget.local, widget.widget = proxied, local, widget.model_id
-    widget.invitations = [endpoint.invitation(state.id) for _ in range(2)]
+    widget.access_links = [endpoint.access_link(state.id) for _ in range(2)]
     text = f"TensorBoard of {state.name}: {log_dir}"
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     bundle: dict[str, Any] = {"text/plain": text, "text/html": f"<div>{escape(text)}</div>"}
@@ -206,6 +206,6 @@ def _show_in_colab(endpoint: Endpoint, state: ClusterState, height: int) -> None
     """Show TensorBoard in Colab by a script, since only a script of the output can get the address of a port."""
     port = endpoint.open_port()
     script = Path(__file__).with_name("colab.js").read_text(encoding="utf-8")
-    paths = [endpoint.invitation(state.id) for _ in range(2)]
+    paths = [endpoint.access_link(state.id) for _ in range(2)]
     given = json.dumps({"port": port, "paths": paths, "height": height, "name": state.name}).replace("<", "\\u003c")
     display(HTML(f"<div></div><script>({script})({given})</script>"))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Training in step on several workers, on one node's parts, over models that span nodes, and TensorFlow 1's way."""
+"""Synchronous training on several workers and on one node's parts, models that span nodes, and TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_dtensor_mesh_spans_the_workers(spark: SparkSession) -> None:
 
 
 def between_graph(args: dict[str, Any], ctx: Any) -> Any:
-    """TensorFlow 1's way: the graph on each worker, the variables on the ps, the rows from Spark."""
+    """Between-graph replication: the graph on each worker, the variables on the ps, the rows from Spark."""
     if ctx.job_name == "ps":
         return ctx.serve()
     import tensorflow as tf

@@ -413,7 +413,7 @@ def test_tensorboard_on_databricks_gets_what_its_proxy_needs(
 
 def test_plan_asks_spark_and_says_what_it_would_refuse(run: Any, spark: SparkSession) -> None:
     shown = run("%tfos_plan --workers 2")[1]
-    assert "Spark takes it: 2 of 4 slots of local-cluster[2,2,1024], 0 of them busy. Nothing was started." in shown
+    assert "The plan fits: it needs 2 of 4 slots of local-cluster[2,2,1024], 0 are busy. Nothing was started." in shown
     assert "Spark would refuse it: needs 9 slots" in run("%tfos_plan --workers 9 --input tensorflow")[1]
     assert "restarts must be a whole number" in str(run("%tfos_plan --workers 2 --restarts -1")[0].error_in_exec)
     assert os.environ.get("TFOS_NB_PROGRESS") == "text"

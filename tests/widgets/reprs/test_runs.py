@@ -69,7 +69,7 @@ def several() -> Runs:
             a_run("dd44", 1, 1.7e9 + 180, status="RUNNING"),
         ],
         "/models",
-        {"/models/digits/tfos_runs/notes.json": "no JSON: Expecting value"},
+        {"/models/digits/tfos_runs/notes.json": "not a JSON file: Expecting value"},
     )
 
 
@@ -124,7 +124,7 @@ def test_runs_are_a_table_the_newest_first() -> None:
     assert "4 runs" in page.text
     assert "RunOutcomeStartedTookEpochsWorkersLossAccuracyVal losslroptimizer" in page.text
     assert page.text.index("dd44") < page.text.index("cc33") < page.text.index("bb22") < page.text.index("aa11")
-    for told in ("done", "failed", "killed", "2023-11-15 07:13", "notes.json: no JSON: Expecting value"):
+    for told in ("done", "failed", "killed", "2023-11-15 07:13", "notes.json: not a JSON file: Expecting value"):
         assert told in page.text
     lines = bundle["text/plain"].splitlines()
     assert lines[0] == "Runs: 4 runs in /models"

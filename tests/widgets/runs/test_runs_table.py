@@ -42,7 +42,7 @@ def test_a_row_has_what_is_shown_sorted_and_searched() -> None:
     model = json.loads(json.dumps(page_model(several())))
     assert (model["place"], model["total"], model["empty"]) == ("/models", 4, "")
     assert (model["metrics"], model["arguments"]) == (["loss", "accuracy", "val_loss"], ["lr", "optimizer"])
-    assert model["notes"] == ["not read: /models/digits/tfos_runs/notes.json: no JSON: Expecting value"]
+    assert model["notes"] == ["not read: /models/digits/tfos_runs/notes.json: not a JSON file: Expecting value"]
     killed, failed, bigger, first = rows(model)
     assert (killed["outcome"], killed["tone"]) == ("killed", "warn")
     assert (failed["outcome"], failed["metrics"]) == ("failed", [None, None, None])

@@ -37,10 +37,9 @@ class EndingExecutors:
         return ending
 
     def leave(self, one: Member) -> None:
-        """Have a node leave its executor: its task ends, and another one must be submitted."""
+        """Record that a node leaves its executor."""
         assert one.reservation is not None, "its executor is known"
         self._left.add((str(one.node), one.reservation.executor))
-        one.left_slot = True
 
     def has_left(self, node: str, executor: str) -> bool:
         """Return whether a node has left an executor."""

@@ -606,6 +606,7 @@ class Membership:
                 self._drop_supervisor(one)
         for one in moving:
             self._executors.leave(one)
+            one.left_slot = True  # its task ends, and another one must be submitted
         for one in self.present.members:
             self._begin_anew(one)
         for name in self._leaving:

@@ -110,7 +110,7 @@ class PresentMembers:
 
     @property
     def all_through(self) -> bool:
-        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
+        """Whether ``main`` has ended on every node, or only serves other nodes."""
         return self._through()
 
     @property

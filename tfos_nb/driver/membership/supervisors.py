@@ -1,4 +1,4 @@
-"""Which supervisor speaks for which node, and which ones were given up."""
+"""The supervisors by node and stream, and those that were given up."""
 
 from __future__ import annotations
 

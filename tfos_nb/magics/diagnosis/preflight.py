@@ -30,4 +30,6 @@ def preflight(plan: ClusterPlan) -> str:
     except PlanError as error:
         return f"Spark would refuse it: {error}"
     master = context_of(spark).master
-    return f"Spark takes it: {len(plan.nodes)} of {total} slots of {master}, {busy} of them busy. Nothing was started."
+    return (
+        f"The plan fits: it needs {len(plan.nodes)} of {total} slots of {master}, {busy} are busy. Nothing was started."
+    )

@@ -11,13 +11,14 @@ import enum
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import PlanError, check_count
 from tfos_nb.rich import Rich
 
-__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "tf_config"]
+__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "tf_config", "training_addresses"]
 
 
 _TRAINS = "trains"
@@ -286,3 +287,14 @@ def tf_config() -> tuple[dict[str, list[str]], dict[str, Any]]:
     """
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     return config.get("cluster", {}), config.get("task", {})
+
+
+def training_addresses(cluster: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the addresses of the nodes that compute steps, in their order, from the cluster of ``TF_CONFIG``.
+
+    Examples
+    --------
+    >>> training_addresses({"worker": ["h:2"], "chief": ["h:1"], "ps": ["h:3"]})
+    ['h:1', 'h:2']
+    """
+    return [address for role in Role if role.computes for address in cluster.get(role.value, ())]

@@ -223,8 +223,7 @@ class CutBlocks:
             raise
 
     def _cut(self, waiting: _Waiting, sizes: list[int], cutter: Cutter | Batches) -> Iterator[dict[str, Any]]:
-        waiting.record.cut(sizes)
-        waiting.record.steps = cutter.steps
+        waiting.record.cut(sizes, cutter.steps)
         for part, of_part in waiting.take(sizes):
             yield {**self.blocks.element(part), _SIZES: np.array(of_part, np.int64)}
 

@@ -73,10 +73,11 @@ class PassRecord:
             self._order.append(window[:rows])
             self._window = window[rows:]
 
-    def cut(self, sizes: Iterable[int]) -> None:
-        """Record the sizes of the next batches."""
+    def cut(self, sizes: Iterable[int], steps: int | None = None) -> None:
+        """Record the sizes of the next batches, and the pass's number of steps once it is known."""
         with self._lock:
             self._sizes.extend(sizes)
+            self.steps = steps
 
     def rows_after(self, batches: int) -> int:
         """Return how many rows the first batches have. The number must not go back.

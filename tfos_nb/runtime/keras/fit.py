@@ -13,7 +13,7 @@ them in a node's process, but only if the installed Keras has the code that the 
 4. Keras computes losses, metrics and states on one replica's rows, whatever their number. With uneven rows, masks or
    weights the gradients are not those of the global batch. A replica without a row causes NaN, errors or a crash. Here
    every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replicas.replica`,
-   :mod:`tfos_nb.runtime.keras.stand_in`).
+   :mod:`tfos_nb.runtime.keras.placeholder_rows`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
    condition (:mod:`tfos_nb.runtime.keras.replicas.optimizers`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
@@ -43,8 +43,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.control.plan import tf_config
+from tfos_nb.runtime.control.plan import Role, tf_config, training_addresses
 from tfos_nb.runtime.keras.adapt import patch_adapt
+from tfos_nb.runtime.keras.collective_calls import wait_for_all_workers
 from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
 from tfos_nb.runtime.keras.replicas.losses import patch_losses
 from tfos_nb.runtime.keras.replicas.optimizers import patch_optimizers
@@ -53,7 +54,6 @@ from tfos_nb.runtime.keras.replicas.states import patch_states
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras.shuffling import patch_iterators
 from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results
-from tfos_nb.runtime.keras.together import wait_for_all_workers
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
@@ -569,8 +569,8 @@ def _dir_of_this_worker(backup_dir: str) -> str:
     import tensorflow as tf
 
     cluster, task = tf_config()
-    alone = len(cluster.get("chief", [])) + len(cluster.get("worker", [])) < 2
-    if not backup_dir or "ps" in cluster or task.get("type") not in ("chief", "worker"):
+    alone = len(training_addresses(cluster)) < 2
+    if not backup_dir or Role.PS.value in cluster or not task or not Role(task["type"]).computes:
         return backup_dir
     name = os.environ.get(NODE_VARIABLE) or f"{task['type']}:{task['index']}"
     own = os.path.join(backup_dir, name.replace(":", "-"))

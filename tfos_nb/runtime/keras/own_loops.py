@@ -2,7 +2,7 @@
 
 If a step has fewer rows than replicas, the function that a program passes to ``strategy.run`` would get an empty batch.
 Many layers fail on one, and a mean over it is NaN. So the function gets a real row
-(:mod:`tfos_nb.runtime.keras.stand_in`), as Keras' own steps do. All effects of that row are removed:
+(:mod:`tfos_nb.runtime.keras.placeholder_rows`), as Keras' own steps do. All effects of that row are removed:
 
 - The gradients that a ``GradientTape`` returns become zero, so an optimizer's sum over replicas does not include them.
 - Values that the replicas reduce, such as the moments of a synchronized normalization, become zero, and so do their
@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tfos_nb.runtime.keras.placeholder_rows import PlaceholderRows, first_rows, rows_of
 from tfos_nb.runtime.keras.replicas.optimizers import is_applying
 from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
@@ -32,21 +33,20 @@ from tfos_nb.runtime.keras.replicas.replica import (
     of_gradient,
     replica_of_own_loop,
 )
-from tfos_nb.runtime.keras.stand_in import PlaceholderRows, first_rows, rows_of
 
 __all__ = ["expect_lacking_rows", "patch_own_loops"]
 
 _OWN_STEPS = ("keras.", "tfos_nb.")  # these already use placeholder rows
 
 
-_stand_ins: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
+_placeholders: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
 
 
 class _Rows:
     """A strategy's placeholder rows, and a flag for each replica that says whether it has rows of its own."""
 
     def __init__(self) -> None:
-        self.stand_in = PlaceholderRows()
+        self.placeholder = PlaceholderRows()
         self._flags: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -64,7 +64,7 @@ class _Rows:
 
 def expect_lacking_rows(strategy: Any) -> None:
     """Mark a strategy that distributes a dataset of fed rows: replicas may have no rows in its steps."""
-    _stand_ins.setdefault(strategy.extended, _Rows())
+    _placeholders.setdefault(strategy.extended, _Rows())
 
 
 def patch_own_loops() -> None:
@@ -102,7 +102,7 @@ def _on_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         import tensorflow as tf
 
-        rows = _stand_ins.get(self.extended) if is_synchronous(self) else None
+        rows = _placeholders.get(self.extended) if is_synchronous(self) else None
         module = str(getattr(getattr(fn, "python_function", fn), "__module__", ""))
         if rows is None or module.startswith(_OWN_STEPS) or replica_of_own_loop() is not None:
             return original(self, fn, args, kwargs, options)
@@ -128,7 +128,7 @@ class _Step:
         leaves = [leaf for leaf in tf.nest.flatten(given) if _has_rows(leaf)]
         if not leaves:
             return self._fn(*args, **kwargs)
-        filled = [self._rows.stand_in.fill([leaf], place) for place, leaf in enumerate(leaves)]
+        filled = [self._rows.placeholder.fill([leaf], place) for place, leaf in enumerate(leaves)]
         left = iter([leaf for (leaf,), _ in filled])
         args, kwargs = tf.nest.map_structure(lambda leaf: next(left) if _has_rows(leaf) else leaf, given)
         flag = self._rows.flag()

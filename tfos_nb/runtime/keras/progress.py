@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from tfos_nb.runtime.code.on_import import OnImport
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
+from tfos_nb.runtime.keras.collective_calls import call_with_all_workers, is_of_all_workers, shown
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
-from tfos_nb.runtime.keras.together import call_with_all_workers, is_of_all_workers, shown
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 
 __all__ = ["autolog", "progress_callback"]

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime.control.plan import tf_config
+from tfos_nb.runtime.control.plan import Role, tf_config, training_addresses
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
 __all__ = ["patch_datasets", "patch_iterators", "patch_legacy_arrays"]
@@ -43,8 +43,8 @@ _lock = threading.Lock()
 def _cluster() -> str:
     """Return the addresses of the workers that train together; empty if this process trains alone."""
     cluster, _ = tf_config()
-    members = cluster.get("chief", []) + cluster.get("worker", [])
-    return json.dumps(members) if len(members) > 1 and "ps" not in cluster else ""
+    members = training_addresses(cluster)
+    return json.dumps(members) if len(members) > 1 and Role.PS.value not in cluster else ""
 
 
 def _agreed_seed(place: str) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.inputs import explained
+from tfos_nb.runtime.keras.placeholder_rows import PlaceholderRows, first_rows, rows_of
 from tfos_nb.runtime.keras.replicas.losses import as_python
 from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
 from tfos_nb.runtime.keras.replicas.replica import (
@@ -21,7 +22,6 @@ from tfos_nb.runtime.keras.replicas.replica import (
 from tfos_nb.runtime.keras.replicas.rows_needed import is_of_keras
 from tfos_nb.runtime.keras.replicas.states import note_results
 from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
-from tfos_nb.runtime.keras.stand_in import PlaceholderRows, first_rows, rows_of
 
 __all__ = ["OWN_BATCH", "StepFunction", "cut_predictions", "with_results"]
 
@@ -45,7 +45,7 @@ class StepFunction:
         self.model = model
         self.step = as_python(step)
         self.strategy = model.distribute_strategy
-        self.stand_in = PlaceholderRows()
+        self.placeholder = PlaceholderRows()
         self.own_step = not is_of_keras(self.step)
         # Keras reads the metrics again at the end of an epoch if a step returns just their results.
         self.reads_later = not self.own_step and all(
@@ -109,7 +109,7 @@ class StepFunction:
         import keras
         import tensorflow as tf
 
-        data, has_rows = self.stand_in.fill(data)
+        data, has_rows = self.placeholder.fill(data)
         rows = _counted_rows(data, has_rows)
         share = tf.math.divide_no_nan(rows, sum_over_replicas(rows))
         replica = Replica(
@@ -219,12 +219,12 @@ def _cut_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
         if not is_synchronous(self.distribute_strategy) or replica_of_step() is not None:  # called by another one
             return step(self, data)
-        if "_tfos_stand_in" not in vars(self):
-            vars(self)["_tfos_stand_in"] = PlaceholderRows()  # past Keras' tracking of attributes
+        if "_tfos_placeholder" not in vars(self):
+            vars(self)["_tfos_placeholder"] = PlaceholderRows()  # past Keras' tracking of attributes
         together = _predicts_together(self)
         # A worker without rows traces a graph again. With a place, it has the collectives of the others' graphs.
         place = 0 if together and not self.jit_compile else None
-        data, has_rows = vars(self)["_tfos_stand_in"].fill(data, place)
+        data, has_rows = vars(self)["_tfos_placeholder"].fill(data, place)
         if not together:
             outputs = step(self, data)
         else:

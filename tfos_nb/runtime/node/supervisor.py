@@ -58,7 +58,7 @@ from tfos_nb.runtime.recovery.memory_state import StateMemory
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 
 _HEARTBEAT_EVERY = 1.0
-_AFTER_FAREWELL = 3.0
+_AFTER_LAST_MESSAGE = 3.0
 _AFTER_SAVING = 3.0
 # These messages pass through here, so their classes must be registered: naming them imports them.
 PASSED_ON = (
@@ -302,7 +302,7 @@ class Supervisor:
 
     def _limit_life(self, message: Stop | EndNode) -> None:
         if isinstance(message, EndNode):
-            self._kill_at = time.monotonic() + _AFTER_FAREWELL
+            self._kill_at = time.monotonic() + _AFTER_LAST_MESSAGE
             return
         self._kill_at = time.monotonic() + message.grace
         self._at_once = message.grace <= 0

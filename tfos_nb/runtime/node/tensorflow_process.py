@@ -87,7 +87,7 @@ class _Signals:
     """Events and values that the message thread sets for the main thread."""
 
     start: threading.Event
-    farewell: threading.Event
+    may_end: threading.Event
     stopping: threading.Event
     cluster_spec: dict[str, list[str]]
     generation: int = 1
@@ -165,7 +165,7 @@ class TensorFlowProcess:
         self._channel.send(outcome)
         self._queues.stop()
         self._requests.stop(getattr(outcome, "summary", ""))
-        self._signals.farewell.wait()
+        self._signals.may_end.wait()
 
     def _prepare(self) -> None:
         place = self._open_feed()
@@ -313,7 +313,7 @@ class TensorFlowProcess:
         return MainRaised(self._job.node, summary, text, _is_collateral(error))
 
     def _tell_feed(self) -> None:
-        while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
+        while not self._signals.may_end.wait(_FEED_STATUS_EVERY):
             self._say_feed()
             if self._feed is not None:
                 self._feed.look(time.monotonic())
@@ -356,7 +356,7 @@ class TensorFlowProcess:
         self._requests.close()
 
     def _leave(self, message: EndNode) -> None:
-        self._signals.farewell.set()
+        self._signals.may_end.set()
         if self._serves:
             self._say_feed()
             os._exit(0)  # TensorFlow's server joins forever and cannot be stopped

@@ -50,7 +50,7 @@ class StateVersion:
 
 
 class StateMemory:
-    """The supervisor's end: it holds the memory. Without Linux there is none."""
+    """The supervisor's side of the states' memory. Only Linux has it."""
 
     def __init__(self) -> None:
         self._files = [os.memfd_create(f"tfos_nb-state-{copy}") for copy in range(_COPIES)] if _has_memory() else []
@@ -61,7 +61,7 @@ class StateMemory:
         return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         for file in self._files:
             os.close(file)
         self._files.clear()
@@ -87,7 +87,7 @@ class State:
 
 
 class LastState:
-    """The process's end.
+    """TensorFlow's process's side of the states' memory.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class LastState:
                 self._truncate(place)
 
     def clear(self) -> None:
-        """Forget what there is."""
+        """Delete all states."""
         for place in self._places:
             self._truncate(place)
 
@@ -170,7 +170,7 @@ def _when(place: str) -> StateVersion:
 
 
 def _state_in(place: str) -> State | None:
-    """Read a state; None if its parts do not fit together: then the process that wrote it had gone wrong."""
+    """Read a state; None if it is incomplete or damaged."""
     with open(place, "rb") as file:
         _, *when, passes, length, behind = _HEAD.unpack(file.read(_HEAD.size))
         content = memoryview(file.read())

@@ -143,8 +143,8 @@ def unreadable(files: Mapping[str, str]) -> list[str]:
 
     Examples
     --------
-    >>> unreadable({"models/tfos_runs/notes.json": "no JSON: Expecting value"})
-    ['not read: models/tfos_runs/notes.json: no JSON: Expecting value']
+    >>> unreadable({"models/tfos_runs/notes.json": "not a JSON file: Expecting value"})
+    ['not read: models/tfos_runs/notes.json: not a JSON file: Expecting value']
     """
     found = list(files.items())
     told = [f"not read: {clip(place(file), 200)}: {clip(why, 200)}" for file, why in found[:_FILES_NAMED]]

@@ -14,8 +14,8 @@ the rows of all replicas:
 - If a ``Mean`` or a ``Sum`` tracks one number per step, the number is weighted by this replica's share of the rows. A
   number that a program computes from sums over its rows is computed from the sums over the rows of all replicas
   (:mod:`tfos_nb.runtime.keras.replicas.reductions`).
-- A replica without rows gets a placeholder row (:mod:`tfos_nb.runtime.keras.stand_in`), which does not count. Its
-  losses and gradients are replaced by zeros (selected, not multiplied: they may be NaN), and it changes no variable.
+- A replica without rows gets a placeholder row, which does not count (:mod:`tfos_nb.runtime.keras.placeholder_rows`).
+  Its losses and gradients are replaced by zeros (selected, not multiplied: they may be NaN). It changes no variable.
 - The floating-point state of a layer, such as the moving averages of ``BatchNormalization``, moves by the mean of the
   replicas' moves, weighted by rows. So it is the same on all workers.
 """

@@ -86,13 +86,13 @@ class PlaceholderRows:
         def own() -> list[Any]:
             return [tf.identity(part) for part in parts]
 
-        def stand_in() -> list[Any]:
+        def placeholder() -> list[Any]:
             return [variable.read_value() for variable in kept.parts]
 
         lacks = tf.logical_and(has_rows, tf.logical_not(kept.real))
         kept_now = tf.cond(lacks, lambda: kept.keep(leaves), lambda: tf.constant(False))
         with tf.control_dependencies([kept_now] if not tf.executing_eagerly() else []):
-            filled = tf.cond(has_rows, own, stand_in)
+            filled = tf.cond(has_rows, own, placeholder)
         for part, one in zip(parts, filled, strict=True):
             if part.shape.rank is not None:
                 one.set_shape([None if at == 0 else size for at, size in enumerate(part.shape)])

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.control.plan import tf_config
+from tfos_nb.runtime.control.plan import tf_config, training_addresses
 
 __all__ = ["call_with_all_workers", "is_of_all_workers", "shown", "wait_for_all_workers"]
 
@@ -27,8 +27,7 @@ def is_of_all_workers(strategy: Any) -> bool:
 
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
-    nodes, _ = tf_config()
-    count = sum(len(nodes.get(role, ())) for role in ("chief", "worker"))
+    count = len(training_addresses(tf_config()[0]))
     return count > 1 and getattr(strategy.extended, "_num_workers", 0) == count  # it may have a resolver of its own
 
 
