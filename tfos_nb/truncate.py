@@ -22,7 +22,7 @@ def clip(text: str, room: int, more: str = "…") -> str:
 
 
 def clip_telling(text: str, room: int) -> str:
-    """Cut a text as :func:`clip` does, and say how much is missing: who copies a line must know that it is not whole.
+    """Cut a text as :func:`clip` does, and say how much is missing: a reader who copies it must see that it is cut.
 
     Examples
     --------

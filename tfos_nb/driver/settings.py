@@ -1,4 +1,4 @@
-"""Settings of a launch beside its plan, checked in one place before Spark is used or a cell is run."""
+"""Settings of a launch in addition to its plan, checked in one place before Spark is used or a cell is run."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def selected(df: DataFrame, mapping: Mapping[str, str], also: Sequence[str] = ()
         by_tensor.setdefault(tensor, []).append(check_column(df, column, "input_mapping"))
     for column in also:
         if column in by_tensor and by_tensor[column] != [column]:
-            raise PlanError(f"input_mapping: {column!r} is also another column: rename the tensor")
+            raise PlanError(f"input_mapping: the tensor {column!r} has the name of another column; rename the tensor")
         by_tensor[column] = [check_column(df, column, "weightCol")]  # a label has been looked at before
     frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     return frame.select(*(_one(df, frame, columns).alias(tensor) for tensor, columns in by_tensor.items()))

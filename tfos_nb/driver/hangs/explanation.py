@@ -156,7 +156,7 @@ def _finding(one: Situation) -> Finding:
 
 
 def describe_slow(samples: Sequence[StacksTaken]) -> str:
-    r"""Return what a slow worker does, of which it is known that it does not wait for the others.
+    r"""Return what a slow worker does. It is known not to wait for the others.
 
     All workers compute in TensorFlow. So what one of them does elsewhere counts, if it is seen twice.
 

@@ -317,7 +317,7 @@ class NodeStream:
         if self._position.reached.row < self._sent:
             raise NodeHungUp(
                 f"{self.node} has {self._position.reached.row} rows of partition {self.ticket.partition}: later rows "
-                "were in transit when another of Spark's attempts came"
+                "were in transit when a newer attempt of Spark's took over; Spark reads the partition again"
             )
 
     def write(self, spans: Spans, batch: pa.RecordBatch) -> None:

@@ -124,7 +124,7 @@ class LocalFeed:
         except (ImportError, AttributeError, TypeError, tf.errors.OpError) as error:
             raise TfosError(_unlike(tf.__version__, error)) from error
         if int(told) != self._task:
-            raise TfosError(_unlike(tf.__version__, f"asked for task {self._task} it says {int(told)}"))
+            raise TfosError(_unlike(tf.__version__, f"its token must be of task {self._task}, got {int(told)}"))
         threading.Thread(target=self._learn, name="tfos_nb feed's schema", daemon=True).start()
 
     def _learn(self) -> None:

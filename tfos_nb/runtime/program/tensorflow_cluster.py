@@ -107,7 +107,7 @@ class TensorFlowCluster:
             return CoordinatedDataset(coordinator, batch_size, self._calls.late, None, self._through)
         unknown = [name for name in ("class_weight", "sparse") if options.get(name)]
         if unknown:
-            raise PlanError(f"coordinator_dataset does not support {', '.join(unknown)}: do it in the step")
+            raise PlanError(f"coordinator_dataset does not support {', '.join(unknown)}: apply it in the step function")
         chosen = DatasetOptions(batch_size, **options)
         self._rows.ask()  # on behalf of the workers, which do not know the restored state
         function = FedDataset(chosen, fed_columns(chosen, self._stopping), repeat)

@@ -70,7 +70,7 @@ class FitHooks:
 
 
 def _nothing(*of: Any) -> None:
-    """Know nothing of a fit."""
+    """Do nothing: the hooks of a Keras that is not patched."""
 
 
 _NO_HOOKS = FitHooks(_nothing, _nothing, _nothing, _nothing)
@@ -87,7 +87,7 @@ def keep_fits(
     held_states: Collection[str] = (),
     hooks: FitHooks = _NO_HOOKS,
 ) -> None:
-    """Have the first ``fit`` of Keras 3 or tf_keras keep its state, and go on from the one that is there.
+    """Have the first ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ class _MidEpochSaver:
         self._lowest: int | None = None  # the number of the first step that this epoch has had here
 
     def begin(self, epoch: int, first: int) -> None:
-        """Begin an epoch, or go on with it behind its step ``first``."""
+        """Begin an epoch, or continue it after its step ``first``."""
         self._epoch, self._first, self._lowest = epoch, first, None
 
     def step_begins(self, batch: int) -> None:
