@@ -170,7 +170,7 @@ class ClusterController:
             self._apply(SupervisorConnected(number, message))
             if number in self._links:
                 link.node = message.node
-                self._figures[message.node].heard_at = time.monotonic()
+                self._figures[message.node].hear(time.monotonic())
             self.changed.notify_all()
 
     def received(self, link: Link, message: Any) -> None:
@@ -208,12 +208,8 @@ class ClusterController:
         now = time.monotonic()
         with self.changed:
             for name, figures in self._figures.items():
-                if figures.heard_at is None:
-                    continue
-                if late > _STOOD_STILL:
-                    figures.heard_at = min(now, figures.heard_at + late)
                 member = self.membership.members[name]
-                silent = now - figures.heard_at > self.heartbeat_timeout
+                silent = figures.silent_for(now, late if late > _STOOD_STILL else 0.0) > self.heartbeat_timeout
                 if silent and member.stream is not None and not member.status.ended:
                     self._apply(HeartbeatTimedOut(name, self.heartbeat_timeout))
             if now >= self._evaluators_until:
@@ -226,7 +222,7 @@ class ClusterController:
     def _hear(self, node: str, message: Any) -> None:
         member = self.membership.members[node]
         self._check_sender(node, message)
-        self._figures[node].heard_at = time.monotonic()
+        self._figures[node].hear(time.monotonic())
         if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
             self._take(node, message)  # any other message is of the generation before
         elif isinstance(message, Heartbeat):
@@ -283,9 +279,8 @@ class ClusterController:
 
     def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
         """Write into a node's log, once, that its loss became NaN, and another node's loss to compare."""
-        if figures.told_of_nan or not math.isnan(figures.metrics.get("loss", 0.0)):
+        if not figures.lost_its_loss():
             return
-        figures.told_of_nan = True
         report = figures.report
         at = f" in epoch {report.epoch}" if report.epoch else f" at step {report.step}" if report.step else ""
         others = [
@@ -660,8 +655,7 @@ class ClusterController:
         """Show why the others wait for these nodes in each step, and write it into their logs; for others, no more."""
         with self.changed:
             for name, figures in self._figures.items():
-                before, figures.slow = figures.slow, texts.get(name, "")
-                if figures.slow and not before:
+                if figures.wait_for(texts.get(name, "")):
                     self._log.add(name, (f"tfos_nb: this node {figures.slow}",))
             self.changed.notify_all()
 
@@ -673,9 +667,9 @@ class ClusterController:
         shown = [one for one in findings if not one.waits] or findings
         with self.changed:
             for figures in self._figures.values():
-                figures.finding = ""
+                figures.find("")
             for one in shown:
-                self._figures[one.node].finding = one.text
+                self._figures[one.node].find(one.text)
             for one in findings:
                 self._log.add(one.node, (f"tfos_nb: nothing moves: this node {one.text}",))
             self.changed.notify_all()

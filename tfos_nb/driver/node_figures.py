@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -76,6 +77,33 @@ class NodeFigures:
         if self.beat_at is not None and heartbeat.cpu_percent is not None:
             self.worked += heartbeat.cpu_percent / 100 * min(now - self.beat_at, _BEAT)
         self.heartbeat, self.beat_at = heartbeat, now
+
+    def hear(self, now: float) -> None:
+        """Note that the node was heard, at the monotonic time ``now``."""
+        self.heard_at = now
+
+    def silent_for(self, now: float, late: float) -> float:
+        """Return for how many seconds it was not heard, without ``late`` seconds in which this process stood still."""
+        if self.heard_at is None:
+            return 0.0
+        self.heard_at = min(now, self.heard_at + late)
+        return now - self.heard_at
+
+    def lost_its_loss(self) -> bool:
+        """Return, once, whether its loss is NaN."""
+        if self.told_of_nan or not math.isnan(self.metrics.get("loss", 0.0)):
+            return False
+        self.told_of_nan = True
+        return True
+
+    def find(self, finding: str) -> None:
+        """Note what it does while nothing moves; empty if the others do not wait for it, or if all move."""
+        self.finding = finding
+
+    def wait_for(self, why: str) -> bool:
+        """Note why the others wait for it in each step, empty if they do not; return whether that is new."""
+        before, self.slow = self.slow, why
+        return bool(why) and not before
 
     def forget_rate(self) -> None:
         """Drop the rate of rows: the node takes no more rows."""

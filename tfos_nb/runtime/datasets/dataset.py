@@ -211,8 +211,7 @@ class CutBlocks:
             if rows is None:
                 return
             one = rows if isinstance(rows, Pass) else Pass(rows, _unknown)
-            self.cut.passes += 1
-            self.cut.record = one.record
+            self.cut.begin_pass(one.record)
             cutter, waiting = cutter_of(self.cut, one.shares()), _Waiting(one.record)
             for block in self._shuffled(one):
                 waiting.add(block)

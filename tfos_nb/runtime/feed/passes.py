@@ -186,3 +186,12 @@ class Cut:
     passes: int = 0
     record: PassRecord | None = None
     readers: Readers = field(default_factory=Readers)
+
+    def divide(self, division: Division) -> None:
+        """Take the division that a strategy asks for; it takes effect at the next iteration."""
+        self.division = division
+
+    def begin_pass(self, record: PassRecord) -> None:
+        """Count a pass that begins."""
+        self.passes += 1
+        self.record = record

@@ -113,15 +113,16 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, _in_order(dataset), options)
         expect_lacking_rows(self)
         for cut in cuts:
-            cut.division = division_of(self, cut.batch)
-            if cut.batch < cut.division.workers:
+            division = division_of(self, cut.batch)
+            cut.divide(division)
+            if cut.batch < division.workers:
                 _log.warning(
                     "batch_size=%d is less than the number of workers, %d: it counts all workers' rows, at least "
                     "one each. "
                     "Give %d or more",
                     cut.batch,
-                    cut.division.workers,
-                    cut.division.workers,
+                    division.workers,
+                    division.workers,
                 )
         if len(cuts) == 1 and cuts[0].whole and not cuts[0].batch % self.num_replicas_in_sync:
             dataset = dataset.map(functools.partial(of_size, cuts[0].batch // self.num_replicas_in_sync))
@@ -140,7 +141,7 @@ def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
             dataset = dataset_fn(context)
             expect_lacking_rows(self)
             for cut in _cuts_of(dataset) if is_synchronous(self) else []:
-                cut.division = division_of(self, cut.batch * self.num_replicas_in_sync)
+                cut.divide(division_of(self, cut.batch * self.num_replicas_in_sync))
             return dataset
 
         return original(self, divided, options)
