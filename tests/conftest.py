@@ -18,12 +18,16 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from tests import local_cluster
 from tests.local_cluster import PYTHONPATH, QUICK_JAVA
 
 pytest_plugins = ["tests.saved_models"]
+# No example has a deadline: a busy machine is no fault of the code.
+settings.register_profile("tfos_nb", deadline=None)
+settings.load_profile("tfos_nb")
 SCRIPT_SECONDS = 180
 os.environ.update(QUICK_JAVA)
 # Most sessions here start no node, or a few: tests of it take this back (test_prewarm.py).
