@@ -1,4 +1,4 @@
-"""What runs on an executor, one package at a time and mostly without Spark.
+"""Tests of the code that runs on an executor, one package at a time and mostly without Spark.
 
-``programs`` has what the tests of several packages run as workers.
+``programs`` contains the programs that tests of several packages run as workers.
 """

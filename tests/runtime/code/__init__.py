@@ -1,1 +1,1 @@
-"""The user's code on its way to the executors: what goes along, and what cannot."""
+"""How the user's code is sent to the executors: what is included, and what cannot be sent."""

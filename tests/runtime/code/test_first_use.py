@@ -1,4 +1,4 @@
-"""A strategy that has to be built before TensorFlow is used, and datasets that are made before it."""
+"""A strategy must be built before TensorFlow is first used; datasets may be created before the strategy."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_dataset_runs_no_operation_before_it_is_used(report: dict[str, Any]) -> 
     assert report["begun"] is False
 
 
-def test_dataset_that_waits_names_an_unknown_column_at_once(report: dict[str, Any]) -> None:
+def test_a_deferred_dataset_names_an_unknown_column_at_once(report: dict[str, Any]) -> None:
     assert report["unknown"].startswith("no column 'z'")
 
 
-def test_dataset_that_has_waited_is_one_like_any_other(report: dict[str, Any]) -> None:
+def test_a_deferred_dataset_works_like_any_other_dataset(report: dict[str, Any]) -> None:
     assert report["is_dataset"]
     assert report["batches"] == [[[1.0, 2.0], [1, 0]], [[3.0], [1]]]
     assert report["mapped"] == [2, 1, 2]
     assert "TensorSpec" in report["spec"]
 
 
-def test_strategy_that_comes_too_late_names_the_first_use_and_its_own_line(report: dict[str, Any]) -> None:
+def test_a_strategy_built_too_late_names_the_first_use_and_its_own_line(report: dict[str, Any]) -> None:
     used, _, built = report["late"].partition("built at")
     assert "one = tf.constant(1)" in used
     assert "order_cases.py, line" in used

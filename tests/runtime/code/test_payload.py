@@ -1,4 +1,4 @@
-"""What the user's function takes along, and what it is told it cannot."""
+"""What is sent with the user's function, and the errors for what cannot be sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Namespace = dict[str, Any]
 
 
 def cell(source: str, name: str = "main", filename: str = "<cell 7>", **names: Any) -> Any:
-    """Define a function as a notebook's cell does: in ``__main__``, with what the notebook holds as globals."""
+    """Define a function as a notebook's cell does: in ``__main__``, with the notebook's variables as globals."""
     namespace: Namespace = {"__name__": "__main__", **names}
     exec(compile(textwrap.dedent(source), filename, "exec"), namespace)
     return namespace[name]
@@ -47,7 +47,7 @@ def call(payload: bytes) -> Any:
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Callable[[str, str], ModuleType]]:
-    """Import a module of the user's, that lies beside the notebook and nowhere on the executors."""
+    """Import a module of the user's that exists beside the notebook and not on the executors."""
     made: list[str] = []
 
     def build(name: str, source: str) -> ModuleType:
@@ -84,10 +84,10 @@ def call_elsewhere(payload: bytes, tmp_path: Path) -> str:
     return ended.stdout.strip()
 
 
-# --- what travels ---------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
 
 
-def test_a_cells_function_takes_its_globals_and_helpers_along(tmp_path: Path) -> None:
+def test_a_cells_function_is_sent_with_its_globals_and_helpers(tmp_path: Path) -> None:
     main = cell(
         """
         import math
@@ -104,7 +104,7 @@ def test_a_cells_function_takes_its_globals_and_helpers_along(tmp_path: Path) ->
     assert call_elsewhere(pack(main, {"x": 5}), tmp_path) == "15"
 
 
-def test_a_closure_takes_its_variables_along(tmp_path: Path) -> None:
+def test_a_closure_is_sent_with_its_variables(tmp_path: Path) -> None:
     factor, weights = 2, np.arange(3.0)
 
     def main(args: Any, ctx: Any) -> Any:
@@ -113,7 +113,7 @@ def test_a_closure_takes_its_variables_along(tmp_path: Path) -> None:
     assert call_elsewhere(pack(main, None), tmp_path) == "[0.0, 2.0, 4.0]"
 
 
-def test_what_is_changed_after_packing_does_not_travel() -> None:
+def test_changes_after_packing_are_not_sent() -> None:
     names = {"RATE": [1]}
     main = cell("def main(args, ctx): return RATE", **names)
     payload = pack(main, None)
@@ -121,7 +121,9 @@ def test_what_is_changed_after_packing_does_not_travel() -> None:
     assert call(payload) == [1]
 
 
-def test_a_function_of_a_local_module_goes_by_value(module: Callable[[str, str], ModuleType], tmp_path: Path) -> None:
+def test_a_function_of_a_local_module_is_sent_by_value(
+    module: Callable[[str, str], ModuleType], tmp_path: Path
+) -> None:
     training = module(
         "my_training",
         """
@@ -146,7 +148,7 @@ FILES = {
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Modules that lie beside a notebook, in a folder that Python looks into."""
+    """Modules beside a notebook, in a folder on Python's search path."""
     folder = tmp_path / "beside"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -164,21 +166,21 @@ def carried(payload: bytes) -> set[str]:
 ALL = {"my_helpers", "my_package", "my_package.deep", "my_package.deep.numbers", "my_package.more", "my_package.most"}
 
 
-def test_modules_beside_the_notebook_go_along_with_what_they_import(beside: Path, tmp_path: Path) -> None:
+def test_modules_beside_the_notebook_are_sent_with_the_modules_they_import(beside: Path, tmp_path: Path) -> None:
     helper = importlib.import_module("my_helpers").helper
     payload = pack(cell("def main(args, ctx): return helper(args)", helper=helper), 3)
     assert carried(payload) == ALL
     assert call_elsewhere(payload, tmp_path) == "14"
 
 
-def test_what_an_argument_is_made_of_goes_along(beside: Path, tmp_path: Path) -> None:
+def test_the_modules_of_an_arguments_class_are_sent(beside: Path, tmp_path: Path) -> None:
     number = importlib.import_module("my_package.deep.numbers").Number()
     payload = pack(cell("def main(args, ctx): return type(args['n']).__name__"), {"n": number})
     assert carried(payload) == ALL - {"my_helpers"}
     assert call_elsewhere(payload, tmp_path) == "Number"
 
 
-def test_what_is_imported_inside_a_function_goes_along_and_is_not_imported_here(
+def test_modules_imported_inside_a_function_are_sent_but_not_imported_here(
     beside: Path, tmp_path: Path, forgotten: str
 ) -> None:
     text = "def main(args, ctx):\n    import numpy, my_helpers\n    return my_helpers.helper(args)\n"
@@ -189,7 +191,7 @@ def test_what_is_imported_inside_a_function_goes_along_and_is_not_imported_here(
     assert call_elsewhere(payload, tmp_path) == "14"
 
 
-def test_a_failure_in_a_module_that_went_along_shows_its_line(beside: Path, tmp_path: Path) -> None:
+def test_a_failure_in_a_sent_module_shows_its_line(beside: Path, tmp_path: Path) -> None:
     (beside / "my_helpers.py").write_text("def helper(x):\n    return x['no such key']  # here\n")
     helper = importlib.import_module("my_helpers").helper
     main = cell(
@@ -212,7 +214,7 @@ def test_a_failure_in_a_module_that_went_along_shows_its_line(beside: Path, tmp_
 
 @pytest.fixture
 def provided() -> Iterator[Callable[..., None]]:
-    """Give this process modules by their texts, in a package each that is nowhere else."""
+    """Provide modules to this process as source text; their files exist nowhere."""
 
     def give(**texts: str) -> None:
         provide({name: UserModule(f"/nowhere/{name}.py", text, False) for name, text in texts.items()})
@@ -222,10 +224,10 @@ def provided() -> Iterator[Callable[..., None]]:
     sys.meta_path[:] = before
 
 
-def test_when_a_module_has_changed_it_and_those_that_may_hold_what_it_was_are_imported_anew(
+def test_a_changed_module_and_the_modules_that_import_it_are_imported_again(
     beside: Path, provided: Callable[..., None]
 ) -> None:
-    """In a process that unpickles one function after another, as Spark's Python workers do."""
+    """One process unpickles several functions in turn, as Spark's Python workers do."""
     uses = "import my_package_rate\nVALUE = my_package_rate.RATE"
     provided(my_package_rate="RATE = 1", my_package_use=uses)
     imported = importlib.import_module("my_package_use")
@@ -239,25 +241,29 @@ def test_when_a_module_has_changed_it_and_those_that_may_hold_what_it_was_are_im
             sys.modules.pop(name, None)
 
 
-def test_another_module_of_that_name_is_not_taken_for_the_users(beside: Path, provided: Callable[..., None]) -> None:
+def test_a_local_module_of_the_same_name_does_not_replace_the_users(
+    beside: Path, provided: Callable[..., None]
+) -> None:
     provided(my_helpers="WHERE = 'the driver'")
     assert importlib.import_module("my_helpers").WHERE == "the driver"
 
 
-def test_where_the_same_text_is_found_it_is_taken_with_what_lies_beside_it(
+def test_a_local_module_with_the_same_text_is_used_from_its_own_folder(
     beside: Path, provided: Callable[..., None]
 ) -> None:
     provided(my_helpers=FILES["my_helpers.py"])
     assert importlib.import_module("my_helpers").__file__ == str(beside / "my_helpers.py")
 
 
-def test_a_package_that_came_along_finds_there_what_did_not(beside: Path, provided: Callable[..., None]) -> None:
+def test_a_sent_package_finds_its_unsent_submodules_in_the_local_package(
+    beside: Path, provided: Callable[..., None]
+) -> None:
     provide({"my_package": UserModule("/nowhere/my_package/__init__.py", "CHANGED = True", True)})
     package = importlib.import_module("my_package")
     assert (package.CHANGED, importlib.import_module("my_package.most").MOST) == (True, 10)
 
 
-def test_more_text_than_travels_well_stays_here_and_is_named(
+def test_modules_beyond_the_size_limit_are_not_sent_and_are_named(
     beside: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tfos_nb.runtime.code.user_modules._MOST", 20)
@@ -266,7 +272,7 @@ def test_more_text_than_travels_well_stays_here_and_is_named(
     assert "my_helpers and those after it are not sent" in caplog.text
 
 
-def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str, str], ModuleType]) -> None:
+def test_packing_leaves_cloudpickles_registered_modules_unchanged(module: Callable[[str, str], ModuleType]) -> None:
     from pyspark import cloudpickle
 
     training = module("my_training", "def main(args, ctx): return 1")
@@ -275,7 +281,7 @@ def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str
     with pytest.raises(PlanError):
         pack(training.main, threading.Lock())
     assert cloudpickle.list_registry_pickle_by_value() == set()
-    cloudpickle.register_pickle_by_value(training)  # the user's own doing stays
+    cloudpickle.register_pickle_by_value(training)  # the user's own registration is kept
     try:
         pack(training.main, None)
         assert cloudpickle.list_registry_pickle_by_value() == {"my_training"}
@@ -283,18 +289,18 @@ def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str
         cloudpickle.unregister_pickle_by_value(training)
 
 
-def test_a_function_of_an_installed_package_goes_by_name() -> None:
+def test_a_function_of_an_installed_package_is_sent_by_name() -> None:
     assert len(pack(np.linalg.norm, None)) < 2000
 
 
 @pytest.mark.parametrize("args", [None, 3, {"a": [1, (2, 3)]}, np.float32(1.5)], ids=str)
-def test_the_args_arrive_as_they_were(args: Any) -> None:
+def test_the_args_arrive_unchanged(args: Any) -> None:
     came = call(pack(cell("def main(args, ctx): return args"), args))
     assert came == args
     assert type(came) is type(args)
 
 
-def test_a_bound_method_and_a_partial_are_functions_too(tmp_path: Path) -> None:
+def test_a_bound_method_and_a_partial_are_accepted(tmp_path: Path) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.rate = 2
@@ -306,11 +312,11 @@ def test_a_bound_method_and_a_partial_are_functions_too(tmp_path: Path) -> None:
     assert call(pack(functools.partial(cell("def main(more, args, ctx): return more + args"), 10), 4)) == 14
 
 
-def test_a_lambda_is_a_function_too() -> None:
+def test_a_lambda_is_accepted() -> None:
     assert call(pack(lambda args, ctx: args + 1, 1)) == 2
 
 
-# --- what cannot ----------------------------------------------------------------------------------
+# --- what cannot be sent --------------------------------------------------------------------------
 
 
 def test_spark_and_its_data_are_named_with_what_to_do_instead(spark: SparkSession) -> None:
@@ -383,7 +389,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("where", "source"), PLACES)
-def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], where: str, source: str) -> None:
+def test_an_object_that_cannot_be_sent_is_named_with_its_location(
+    staying: tuple[str, Any], where: str, source: str
+) -> None:
     kind, thing = staying
     if kind == "a BytesIO" and "Kept" in source:
         pytest.skip("as an attribute it travels, with what it holds")
@@ -394,14 +402,14 @@ def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], 
 
 
 @pytest.mark.parametrize("where", ["args", r"args\['x'\]"])
-def test_what_cannot_travel_in_the_args_is_named(staying: tuple[str, Any], where: str) -> None:
+def test_an_object_in_the_args_that_cannot_be_sent_is_named(staying: tuple[str, Any], where: str) -> None:
     kind, thing = staying
     args = thing if where == "args" else {"x": (1, [thing])}
     with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot be sent to the nodes"):
         pack(cell("def main(args, ctx): ..."), args)
 
 
-def test_a_closures_variable_is_named() -> None:
+def test_a_closure_variable_that_cannot_be_sent_is_named() -> None:
     lock = threading.Lock()
 
     def main(args: Any, ctx: Any) -> Any:
@@ -411,7 +419,7 @@ def test_a_closures_variable_is_named() -> None:
         pack(main, None)
 
 
-def test_a_local_modules_variable_is_named(module: Callable[[str, str], ModuleType]) -> None:
+def test_a_local_modules_variable_that_cannot_be_sent_is_named(module: Callable[[str, str], ModuleType]) -> None:
     training = module("my_training", "import threading\nLOCK = threading.Lock()\ndef main(args, ctx):\n    return LOCK")
     with pytest.raises(PlanError, match="^main refers to LOCK, a lock, which"):
         pack(training.main, None)
@@ -422,7 +430,7 @@ def test_a_variable_that_the_function_does_not_use_may_be_anything() -> None:
     assert call(pack(main, None)) == 1
 
 
-def test_functions_that_call_each_other_are_looked_at_once() -> None:
+def test_functions_that_call_each_other_are_packed() -> None:
     main = cell(
         "def even(n): return n == 0 or odd(n - 1)\n"
         "def odd(n): return n != 0 and even(n - 1)\n"
@@ -431,14 +439,14 @@ def test_functions_that_call_each_other_are_looked_at_once() -> None:
     assert call(pack(main, 10)) is True
 
 
-def test_what_no_list_knows_is_named_by_the_thing_that_does_not_pickle() -> None:
+def test_an_unlisted_type_is_named_with_the_part_that_cannot_be_pickled() -> None:
     main = cell(f"import queue\n{KEPT}\nkept.jobs = [1, queue.Queue()]\ndef main(args, ctx): return kept")
     told = r"main refers to kept\.jobs, a Queue, which cannot be sent .*'_thread.lock' object\. Make it inside main"
     with pytest.raises(PlanError, match=f"^{told}$"):
         pack(main, None)
 
 
-def test_a_function_whose_call_runs_nothing_is_refused() -> None:
+def test_async_functions_and_generators_are_refused() -> None:
     with pytest.raises(PlanError, match="^main is async, and a node calls it as main"):
         pack(cell("async def main(args, ctx): return 1"), None)
     with pytest.raises(PlanError, match="^main is a generator"):
@@ -450,7 +458,7 @@ class Unwilling:
         raise TypeError("I stay here\nand say so at length")
 
 
-def test_whatever_else_does_not_pickle_is_one_line_with_the_reason() -> None:
+def test_any_other_pickling_failure_is_one_line_with_the_reason() -> None:
     with pytest.raises(PlanError) as caught:
         pack(cell("def main(args, ctx): ..."), Unwilling())
     assert str(caught.value) == (
@@ -459,12 +467,12 @@ def test_whatever_else_does_not_pickle_is_one_line_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("main", [None, 3, "main"])
-def test_what_is_no_function_is_refused(main: Any) -> None:
+def test_a_main_that_is_not_a_function_is_refused(main: Any) -> None:
     with pytest.raises(PlanError, match=f"main must be a function .*, got a {type(main).__name__}"):
         pack(main, None)
 
 
-def test_big_things_are_said_to_be_big(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_large_objects_are_reported_as_large(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("tfos_nb.runtime.code.payload._BIG", 2 << 20)
     main = cell("def main(args, ctx): return weights", weights=np.zeros(3 << 20, np.uint8))
     with caplog.at_level(logging.WARNING):
@@ -492,7 +500,7 @@ def test_a_traceback_shows_the_cells_line(forgotten: str) -> None:
     assert "return args['no such key']" in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_cells_source_is_found_where_the_notebook_keeps_it(forgotten: str) -> None:
+def test_a_cells_source_is_found_in_the_notebooks_cache(forgotten: str) -> None:
     linecache.cache[forgotten] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), forgotten)
     payload = pack(cell(SOURCE, filename=forgotten), {})
     linecache.cache.pop(forgotten)
@@ -500,7 +508,7 @@ def test_a_cells_source_is_found_where_the_notebook_keeps_it(forgotten: str) -> 
     assert linecache.getline(forgotten, 2) == "    return args['no such key']\n"
 
 
-def test_a_local_modules_lines_are_shown_where_its_file_is_not(
+def test_a_local_modules_lines_are_shown_where_its_file_is_missing(
     module: Callable[[str, str], ModuleType], tmp_path: Path
 ) -> None:
     training = module("my_training", SOURCE)
@@ -523,7 +531,7 @@ def main(args, ctx):
 """
 
 
-def test_autograph_compiles_the_lambdas_of_a_module_that_is_not_there(
+def test_autograph_compiles_the_lambdas_of_a_module_without_its_file(
     module: Callable[[str, str], ModuleType],
 ) -> None:
     payload = pack(module("my_branches", BRANCHING).main, {})
@@ -549,7 +557,7 @@ def main(args, ctx):
 
 @pytest.fixture
 def cells_of_a_notebook() -> Iterator[list[str]]:
-    """Two cells as IPython compiles them; what the test forgets was in them alone."""
+    """Two cells as IPython compiles them; the test then removes their sources from the cache."""
     texts = {"<cell of the helper>": HELPER, "<cell of main>": CALLING}
     for name, text in texts.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -570,17 +578,17 @@ def test_autograph_compiles_an_annotated_function_of_another_cell(cells_of_a_not
     assert "".join(linecache.getlines(first)) == HELPER
 
 
-def test_texts_of_what_is_installed_stay_behind() -> None:
+def test_sources_of_installed_packages_are_not_sent() -> None:
     def main(args: Any, ctx: Any) -> Any:
         return wrapped()
 
-    wrapped = contextlib.contextmanager(iter)  # a function inside one of Python's own
+    wrapped = contextlib.contextmanager(iter)  # wraps the function in one of Python's own
     _, found = pickle.loads(pack(main, {}))
     assert list(found.files) == [__file__]
 
 
 def test_a_payload_is_only_data_until_it_is_unpacked(forgotten: str) -> None:
-    """The driver and the supervisor hand bytes on; the function itself is unpickled in the node's process alone."""
+    """The driver and the supervisor pass bytes on; only the node's process unpickles the function."""
     data, sources = pickle.loads(pack(cell(SOURCE, filename=forgotten), {}, {forgotten: SOURCE}))
     assert isinstance(data, bytes)
     assert sources.files == {forgotten: SOURCE}

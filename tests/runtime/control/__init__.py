@@ -1,1 +1,1 @@
-"""The driver's port, the messages through it, and the processes at its ends: nothing is lost, no stranger gets in."""
+"""The driver's port, its messages, and the processes at both ends: nothing is lost, no stranger gets in."""

@@ -1,4 +1,4 @@
-"""Strangers at a node's port for rows: they have their time, and are not too many, while rows come in."""
+"""Unauthenticated connections to a node's row port are limited in time and number; rows still arrive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server() -> Iterator[FeedServer]:
 
 
 def connected(server: FeedServer, stack: ExitStack, count: int = 1) -> list[socket.socket]:
-    """Connect so many times, saying nothing."""
+    """Open ``count`` connections that send nothing."""
     where = server.place.host, server.place.port
     return [stack.enter_context(socket.create_connection(where, SECONDS)) for _ in range(count)]
 
@@ -49,7 +49,7 @@ def hung_up(connection: socket.socket, seconds: float = SECONDS) -> bool:
         return False
 
 
-def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
+def test_a_silent_connection_is_closed_after_its_time_limit(server: FeedServer) -> None:
     strangers = UnauthenticatedPeers(server.place.port)
     with ExitStack() as stack:
         [stranger] = connected(server, stack)
@@ -61,7 +61,7 @@ def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
         assert until(lambda: strangers.look(121.0) == 0 and not strangers._since, SECONDS), "it is forgotten"
 
 
-def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_of_too_many_connections_are_closed(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_FEWEST", 3)
     monkeypatch.setattr(admission, "_most_descriptors", lambda: 12)
     strangers = UnauthenticatedPeers(server.place.port)
@@ -75,7 +75,7 @@ def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.Monke
         assert not any(hung_up(one, 0.1) for one in later)
 
 
-def test_who_has_brought_the_token_stays_as_long_as_it_likes() -> None:
+def test_an_authenticated_connection_is_never_closed() -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = listener.getsockname()[1]
@@ -90,7 +90,7 @@ def test_who_has_brought_the_token_stays_as_long_as_it_likes() -> None:
 
 
 @pytest.mark.parametrize("written", ["ipv6:%5B::1%5D:{}", "ipv6:[::1]:{}"])
-def test_a_peers_address_is_understood_however_grpc_writes_it(written: str) -> None:
+def test_a_peers_address_is_understood_in_every_form_grpc_writes(written: str) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
         client = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
@@ -100,18 +100,18 @@ def test_a_peers_address_is_understood_however_grpc_writes_it(written: str) -> N
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 0)
 
 
-def test_who_leaves_by_itself_while_it_is_hung_up_on_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_connection_that_is_already_gone_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as never_connected:
         strangers = UnauthenticatedPeers(1)
         monkeypatch.setattr(strangers, "_connections", lambda: [(("10.0.0.7", 1), never_connected)])
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 1)
 
 
-def test_rows_come_in_while_strangers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_arrive_while_many_strangers_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_FEWEST", 5)
     ids = ids_of_partition(0, 300)
     with ExitStack() as stack, driver_of(1) as driver:
-        monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 0)  # whoever has not called yet is let go at once
+        monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 0)  # silent connections are closed at once
         server = driver.nodes["worker:0"].server
         strangers = connected(server, stack, 60)
         place = driver.places["worker:0"]
@@ -121,7 +121,7 @@ def test_rows_come_in_while_strangers_are_many(monkeypatch: pytest.MonkeyPatch) 
 
         def batches() -> Iterator[object]:
             for number, start in enumerate(range(0, 300, 100)):
-                server.look(100.0 * (number + 1))  # the stream is open by the second of them
+                server.look(100.0 * (number + 1))  # the stream is open by the second batch
                 yield batch_of(ids[start : start + 100])
 
         assert send(driver, feed, batches()) == 300
@@ -131,8 +131,8 @@ def test_rows_come_in_while_strangers_are_many(monkeypatch: pytest.MonkeyPatch) 
         assert all(map(hung_up, strangers))
 
 
-def test_a_node_that_has_no_descriptor_left_can_still_hang_up() -> None:
-    """In a process of its own, which may have few."""
+def test_a_node_without_free_descriptors_can_still_close_connections() -> None:
+    """Run in a separate process with a low descriptor limit."""
     told = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, timeout=120, check=False)
     assert (told.returncode, told.stdout.strip()) == (0, "hung up on all"), told.stderr[-3000:]
 
@@ -160,7 +160,7 @@ print("hung up on all")
 
 
 @pytest.mark.parametrize(("hard", "takes"), [(4096, 500), (1000, None)])
-def test_room_is_made_for_so_many_connections_as_far_as_the_process_may(hard: int, takes: int | None) -> None:
+def test_the_descriptor_limit_is_raised_for_connections_up_to_the_hard_limit(hard: int, takes: int | None) -> None:
     code = (
         "import resource; from tfos_nb.runtime.control.admission import descriptors_left, make_room;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (600, {hard})); before = descriptors_left();"
@@ -179,7 +179,7 @@ def test_room_is_made_for_so_many_connections_as_far_as_the_process_may(hard: in
         assert soft == 600 + 2 * (takes - before)
 
 
-def test_a_nodes_process_may_have_more_descriptors_than_it_was_given() -> None:
+def test_a_nodes_process_raises_its_soft_descriptor_limit() -> None:
     code = (
         "import resource; from tfos_nb.runtime.control.admission import raise_descriptors;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"

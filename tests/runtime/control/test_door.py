@@ -1,4 +1,4 @@
-"""The one port: who has no token gets nothing, and every end of a stream is noticed."""
+"""The driver's one port: callers without the token get nothing, and the end of every stream is noticed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATTEND, ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"
 
 
 class RecordingHandler:
-    """Answers a question by itself and remembers everything that it was called with."""
+    """Returns each question as its answer and records every call."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -116,7 +116,7 @@ def test_a_question_is_answered(address: DoorAddress) -> None:
         )
 
 
-def test_messages_go_both_ways_in_order(address: DoorAddress, handler: RecordingHandler) -> None:
+def test_messages_arrive_in_order_in_both_directions(address: DoorAddress, handler: RecordingHandler) -> None:
     with DoorClient(address) as client:
         stream = client.attend()
         for number in range(100):
@@ -141,7 +141,7 @@ def test_messages_go_both_ways_in_order(address: DoorAddress, handler: Recording
         pytest.param((("authorization", "Bearer x"),), id="another header"),
     ],
 )
-def test_who_has_no_token_is_not_heard(
+def test_a_caller_without_the_token_is_not_heard(
     address: DoorAddress, handler: RecordingHandler, method: str, metadata: Any
 ) -> None:
     with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
@@ -151,10 +151,10 @@ def test_who_has_no_token_is_not_heard(
 
 
 @pytest.mark.parametrize("method", [ASK, ATTEND, "/tfos_nb.Door/Other"])
-def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
+def test_a_stranger_is_refused_before_its_message_is_read(
     address: DoorAddress, handler: RecordingHandler, method: str
 ) -> None:
-    """Otherwise anybody could have the driver hold a question of 256 MiB, and a thousand of them at once."""
+    """Otherwise anybody could make the driver hold a thousand questions of 256 MiB each."""
     told = threading.Event()
 
     def says_nothing() -> Iterator[bytes]:
@@ -168,10 +168,10 @@ def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
     assert handler.calls == []
 
 
-def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_others(
+def test_silent_strangers_are_disconnected_and_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each is a descriptor of a notebook's kernel, which has 1,024 as a rule."""
+    """Each connection takes a descriptor of the notebook's kernel, which usually has 1,024."""
     monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 2)
     monkeypatch.setattr(admission, "descriptors_left", lambda: 40)
     handler = RecordingHandler()
@@ -186,7 +186,7 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
             assert client.ask(EndNode()) == EndNode()
 
 
-def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_who_send_nothing_after_the_tls_handshake_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_IDLE_SECONDS", 1)
     handler = RecordingHandler()
     door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
@@ -221,7 +221,7 @@ def still_open(connections: list[socket.socket]) -> list[socket.socket]:
     return found
 
 
-def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, handler: RecordingHandler) -> None:
+def test_a_node_of_another_cluster_is_refused_with_that_reason(address: DoorAddress, handler: RecordingHandler) -> None:
     other = DoorAddress(address.host, address.port, address.certificate, "f" * 64)
     with DoorClient(other) as client:
         stream = client.attend()
@@ -232,7 +232,7 @@ def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, handler: Rec
     assert handler.calls == []
 
 
-def test_of_thousands_that_come_while_the_driver_is_busy_none_is_turned_away(
+def test_thousands_of_calls_to_a_busy_driver_are_all_answered(
     address: DoorAddress, handler: RecordingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, free = threading.Event(), threading.Event()
@@ -263,7 +263,7 @@ def test_the_right_token_alone_opens_no_other_method(address: DoorAddress, handl
     assert handler.calls == []
 
 
-def test_who_does_not_speak_tls_is_refused(address: DoorAddress, handler: RecordingHandler) -> None:
+def test_a_client_without_tls_is_refused(address: DoorAddress, handler: RecordingHandler) -> None:
     metadata = (("tfos-token", address.token),)
     with grpc.insecure_channel(f"{address.host}:{address.port}") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(ASK)(wire.encode(1), timeout=5, metadata=metadata)
@@ -287,7 +287,7 @@ def test_the_port_speaks_tls_and_nothing_else(address: DoorAddress) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x80\x04K\x07.", b"\xc1\xc1", b""], ids=["a pickle", "noise", "nothing"])
-def test_garbage_from_a_node_ends_its_stream_alone(
+def test_garbage_from_a_node_ends_only_its_own_stream(
     address: DoorAddress, handler: RecordingHandler, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = (("tfos-token", address.token),)
@@ -297,12 +297,12 @@ def test_garbage_from_a_node_ends_its_stream_alone(
             call(channel, ASK, garbage, token)
     handler.await_count("left", 1)
     assert handler.count("arrived") == handler.count("asked") == 0
-    with DoorClient(address) as client:  # the door still stands
+    with DoorClient(address) as client:  # the door still works
         assert client.ask("well?") == "well?"
     assert "could not be processed" in caplog.text
 
 
-def test_an_error_of_the_handler_reaches_the_one_who_asked_and_nobody_else(address: DoorAddress) -> None:
+def test_an_error_of_the_handler_reaches_only_the_caller(address: DoorAddress) -> None:
     with DoorClient(address) as client:
         with pytest.raises(grpc.RpcError):
             client.ask(Stop("an error of the handler", 0.0))
@@ -317,7 +317,7 @@ def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, handler: Recordin
     client.close()
     handler.await_count("left", 1)
     stream.end()
-    handler.links[0].send(EndNode())  # nobody is there: nothing happens
+    handler.links[0].send(EndNode())  # no node is connected: nothing happens
 
 
 def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
@@ -333,7 +333,7 @@ def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
     assert [name for name, _ in handler.calls] == ["arrived", "received", "received", "left"]
 
 
-def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, handler: RecordingHandler) -> None:
+def test_two_hundred_streams_share_one_thread(door: Door, address: DoorAddress, handler: RecordingHandler) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(DoorClient(address))
         before = threading.active_count()
@@ -361,7 +361,7 @@ def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, handler: 
     assert threading.active_count() <= before
 
 
-def test_close_may_be_called_twice_and_before_open(handler: RecordingHandler) -> None:
+def test_close_may_be_called_twice_or_before_open(handler: RecordingHandler) -> None:
     door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     door.close()
     door.open()
@@ -370,18 +370,18 @@ def test_close_may_be_called_twice_and_before_open(handler: RecordingHandler) ->
     assert threads_of_the_door() == []
 
 
-def test_nobody_can_come_in_after_close(door: Door, address: DoorAddress) -> None:
+def test_nobody_can_connect_after_close(door: Door, address: DoorAddress) -> None:
     door.close()
     with pytest.raises(ConnectionRefusedError), socket.create_connection((address.host, address.port), SECONDS):
         pass
 
 
-def test_the_clock_goes_on(address: DoorAddress, handler: RecordingHandler) -> None:
+def test_the_clock_keeps_ticking(address: DoorAddress, handler: RecordingHandler) -> None:
     with handler.changed:
         assert handler.changed.wait_for(lambda: handler.ticks >= 2, SECONDS)
 
 
-def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(handler: RecordingHandler) -> None:
+def test_a_used_port_is_skipped_and_a_fully_used_range_is_named(handler: RecordingHandler) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -397,7 +397,7 @@ def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(handler: Recordi
             door.close()
 
 
-def test_an_address_that_is_not_this_machines_is_named(handler: RecordingHandler) -> None:
+def test_an_address_of_another_machine_is_named(handler: RecordingHandler) -> None:
     door = Door(handler, host="192.0.2.77", bind="192.0.2.77")
     with pytest.raises(TfosError, match=r"could not listen on 192\.0\.2\.77.*is not a known address of this machine"):
         door.open()
@@ -430,7 +430,7 @@ def test_no_secret_is_in_a_repr(holder: Any) -> None:
     assert SECRET not in str(holder)
 
 
-def test_the_feeds_stream_keeps_its_token_out_of_its_repr() -> None:
+def test_the_repr_of_the_feeds_stream_does_not_contain_its_token() -> None:
     fields = {field.name: field.repr for field in NodeStream.__dataclass_fields__.values()}
     assert not fields["token"]
     assert not fields["place"]

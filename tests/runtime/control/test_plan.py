@@ -1,4 +1,4 @@
-"""What is asked for, checked when it is said."""
+"""A cluster plan is checked when it is created."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
     ],
     ids=str,
 )
-def test_who_is_in_it_and_who_does_what(
+def test_a_plan_lists_its_nodes_and_their_roles(
     plan: ClusterPlan, nodes: list[str], chief: str, fed: list[str], finishing: list[str]
 ) -> None:
     assert names(plan.nodes) == nodes
@@ -78,12 +78,12 @@ def test_who_is_in_it_and_who_does_what(
     ],
     ids=str,
 )
-def test_what_cannot_be_right_is_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_plans_are_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         ClusterPlan(**options)
 
 
-def test_a_plan_is_a_value() -> None:
+def test_a_plan_is_immutable_and_compares_by_value() -> None:
     assert ClusterPlan(2) == ClusterPlan(workers=2, chief=False, input_mode=InputMode.SPARK)
     with pytest.raises(dataclasses.FrozenInstanceError):
         ClusterPlan(2).workers = 3  # type: ignore[misc]
@@ -97,7 +97,7 @@ def test_parameter_servers_and_evaluators_get_no_gpu() -> None:
     }  # fmt: skip
 
 
-def test_it_prints_as_the_table_that_the_user_sees() -> None:
+def test_str_gives_the_table_that_the_user_sees() -> None:
     assert str(ClusterPlan(1, ps=1, cpus=2, gpus=1, name="mnist")).splitlines() == [
         "cluster mnist: 3 nodes, input from spark",
         "node      slot            fed from Spark",
@@ -108,17 +108,17 @@ def test_it_prints_as_the_table_that_the_user_sees() -> None:
 
 
 @pytest.mark.parametrize("node", [Node(Role.WORKER, 0), Node(Role.PS, 12), Node(Role.CHIEF, 0)], ids=str)
-def test_a_nodes_name_is_read_as_it_is_written(node: Node) -> None:
+def test_a_nodes_name_parses_to_the_same_node(node: Node) -> None:
     assert Node.parse(str(node)) == node
 
 
 @pytest.mark.parametrize("text", ["worker", "worker:", "boss:0", "worker:x", ""], ids=repr)
-def test_what_is_no_nodes_name_is_refused(text: str) -> None:
+def test_an_invalid_node_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a valid Role|invalid literal for int"):
         Node.parse(text)
 
 
-def test_the_names_of_the_fields_are_those_that_launch_takes() -> None:
+def test_the_field_names_are_parameters_of_launch() -> None:
     import inspect
 
     from tfos_nb import launch

@@ -1,4 +1,4 @@
-"""Plans with parameter servers, evaluators and chiefs of all names, refused before anything starts."""
+"""Plans with parameter servers, evaluators and chiefs of either name; invalid ones are refused before the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import ClusterPlan
 
 
-def test_parameter_servers_on_the_driver_are_no_nodes_of_sparks() -> None:
+def test_parameter_servers_on_the_driver_are_not_spark_nodes() -> None:
     plan = ClusterPlan(2, ps=2, driver_ps_nodes=True)
     assert [str(node) for node in plan.spark_nodes] == ["chief:0", "worker:0", "worker:1"]
     assert [str(node) for node in plan.driver_nodes] == ["ps:0", "ps:1"]
@@ -19,13 +19,13 @@ def test_parameter_servers_on_the_driver_are_no_nodes_of_sparks() -> None:
 
 
 @pytest.mark.parametrize("name", ["chief", "master"])
-def test_a_master_node_is_a_chief_by_either_name(name: str) -> None:
+def test_a_master_node_of_either_name_is_the_chief(name: str) -> None:
     plan = ClusterPlan(1, master_node=name)
     assert str(plan.chief_node) == "chief:0"
     assert ("TensorFlow 2 calls it chief" in str(plan)) == (name == "master")
 
 
-def test_a_chief_that_trains_is_fed_beside_parameter_servers_and_needs_no_worker() -> None:
+def test_a_training_chief_with_parameter_servers_is_fed_and_needs_no_worker() -> None:
     assert [str(node) for node in ClusterPlan(1, ps=1, chief="trains").fed_nodes] == ["chief:0", "worker:0"]
     assert [str(node) for node in ClusterPlan(1, ps=1).fed_nodes] == ["worker:0"]
     assert [str(node) for node in ClusterPlan(0, ps=1, chief="trains").fed_nodes] == ["chief:0"]
@@ -46,7 +46,7 @@ def test_a_chief_that_trains_is_fed_beside_parameter_servers_and_needs_no_worker
     ],
     ids=str,
 )
-def test_what_cannot_be_is_named(options: dict[str, Any], message: str) -> None:
+def test_impossible_combinations_of_roles_are_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError) as caught:
         ClusterPlan(**options)
     assert message in str(caught.value)

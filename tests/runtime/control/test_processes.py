@@ -38,7 +38,7 @@ from tfos_nb.runtime.control.processes import (
 
 SECONDS = 20.0
 
-# A process that starts another as a supervisor starts its node, says both numbers, and waits.
+# A process that starts another as a supervisor starts its node, prints both process ids, and waits.
 PARENT = """
 import os, subprocess, sys, threading
 child = "import os, threading; from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); "
@@ -79,14 +79,14 @@ def test_a_grandchild_dies_when_its_parent_is_killed() -> None:
             parent.stdout.close()
 
 
-def test_a_child_whose_parent_went_before_it_could_ask_ends_itself() -> None:
+def test_a_child_whose_parent_died_early_ends_itself() -> None:
     script = "from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); print('still here')"
     environment = {**ENVIRONMENT, PARENT_VARIABLE: "1"}  # not the process that started it
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, b"")
 
 
-def test_a_process_that_was_started_otherwise_stays() -> None:
+def test_a_process_not_started_by_us_ignores_die_with_parent() -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != PARENT_VARIABLE}
     script = "from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); print('still here')"
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
@@ -102,7 +102,7 @@ threading.Event().wait()
 """
 
 
-def test_kill_group_ends_a_process_and_what_it_started_and_nobody_else() -> None:
+def test_kill_group_ends_only_a_process_and_its_children() -> None:
     process = start_python(GROUP, start_new_session=True)
     assert process.stdout is not None
     with process.stdout:
@@ -110,10 +110,10 @@ def test_kill_group_ends_a_process_and_what_it_started_and_nobody_else() -> None
         kill_group(process)
         assert process.wait(SECONDS) == -signal.SIGKILL
     assert is_gone(child)
-    kill_group(process)  # it is gone already: nothing happens
+    kill_group(process)  # it has already ended: nothing happens
 
 
-def test_a_module_is_started_in_a_group_of_its_own_with_its_arguments() -> None:
+def test_a_module_is_started_in_its_own_process_group_with_its_arguments() -> None:
     with start_module("platform", env=ENVIRONMENT, arguments=("--terse",), stdout=subprocess.PIPE) as process:
         assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
         out, _ = process.communicate(timeout=SECONDS)
@@ -124,11 +124,11 @@ def test_a_module_is_started_in_a_group_of_its_own_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("code", "name"), [(0, None), (3, None), (-9, "SIGKILL"), (-11, "SIGSEGV"), (-15, "SIGTERM"), (-63, "signal 63")]
 )
-def test_a_signal_has_its_name(code: int, name: str | None) -> None:
+def test_a_signal_is_shown_by_its_name(code: int, name: str | None) -> None:
     assert signal_name(code) == name
 
 
-def test_frames_come_back_in_order_and_end_with_none() -> None:
+def test_frames_are_read_in_order_and_the_end_is_none() -> None:
     stream = io.BytesIO()
     for message in (EndNode(), {"a": 1}, b"x" * 100_000):
         write_frame(stream, message)
@@ -137,7 +137,7 @@ def test_frames_come_back_in_order_and_end_with_none() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 7, 8, 9])
-def test_a_frame_that_was_cut_off_is_none(kept: int) -> None:
+def test_a_truncated_frame_reads_as_none(kept: int) -> None:
     stream = io.BytesIO()
     write_frame(stream, {"a": 1})
     assert read_frame(io.BytesIO(stream.getvalue()[:kept])) is None
@@ -152,7 +152,7 @@ def ends() -> Any:
     other.close()
 
 
-def test_a_channel_carries_messages_both_ways(ends: tuple[Channel, Channel]) -> None:
+def test_a_channel_carries_messages_in_both_directions(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     assert ours.send(Start({"worker": ["a:1"]}))
     assert theirs.send(MainStarted("worker:0"))
@@ -160,7 +160,7 @@ def test_a_channel_carries_messages_both_ways(ends: tuple[Channel, Channel]) -> 
     assert next(iter(ours)) == MainStarted("worker:0")
 
 
-def test_a_channel_ends_when_the_other_side_goes(ends: tuple[Channel, Channel]) -> None:
+def test_a_channel_ends_when_the_other_side_closes(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     theirs.send(1)
     theirs.close()
@@ -179,7 +179,7 @@ def test_closing_a_channel_ends_its_own_reader(ends: tuple[Channel, Channel]) ->
     assert heard == []
 
 
-def test_messages_of_many_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:
+def test_messages_of_many_threads_are_not_mixed_up(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     threads = [
         threading.Thread(target=lambda mark=mark: [ours.send(mark * 5000) for _ in range(50)]) for mark in "abcd"
@@ -215,7 +215,7 @@ def test_a_channel_of_a_killed_process_ends() -> None:
 def test_die_with_parent_does_nothing_to_a_process_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PARENT_VARIABLE, str(os.getppid()))
     monkeypatch.setattr("ctypes.CDLL", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("no such call here")))
-    die_with_parent()  # returns, where the system has no such signal too
+    die_with_parent()  # returns also where the system has no such signal
 
 
 def test_a_socket_given_to_a_channel_is_closed_with_it() -> None:
@@ -226,7 +226,7 @@ def test_a_socket_given_to_a_channel_is_closed_with_it() -> None:
     two.close()
 
 
-def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_left_by_a_killed_process_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
@@ -240,11 +240,11 @@ def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkey
     assert left_behind("kind-") == [str(tmp_path / theirs)]
 
 
-def test_a_directory_is_held_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_counts_as_in_use_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    # As of a machine that was copied while it ran: the same boot, and the number is nobody's here.
+    # As on a copy of a running machine: the same boot id, but no process has that number here.
     monkeypatch.setattr("tfos_nb.runtime.control.processes.owner", lambda: f"{gone.pid}-{machine()}")
     files = len(os.listdir("/proc/self/fd"))
     held = private_directory("kind", sockets=False)
@@ -256,7 +256,7 @@ def test_a_directory_is_held_until_it_is_removed(tmp_path: Path, monkeypatch: py
     assert left_behind("tfos_nb-kind-") == [held]
 
 
-def test_sockets_are_where_their_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_directories_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("a-name-that-some-scheduler-gives-" * 3)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -270,7 +270,7 @@ def test_sockets_are_where_their_paths_are_short(tmp_path: Path, monkeypatch: py
         remove_directory(place)
 
 
-def test_what_another_machine_has_in_a_shared_directory_is_not_here(tmp_path: Path) -> None:
+def test_entries_of_another_machine_in_a_shared_directory_are_ignored(tmp_path: Path) -> None:
     socket_file = tmp_path / "feed.sock"
     socket_file.touch()
     assert is_here(boot(), str(socket_file))

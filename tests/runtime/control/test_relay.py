@@ -1,4 +1,4 @@
-"""What goes by a relay comes as it was sent, once and in its order, however often an exchange is lost or made again."""
+"""A relay delivers messages unchanged, once and in order, even if exchanges are lost or repeated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BIG = os.urandom(3 << 20)
 
 @contextmanager
 def relay(alone: float = 60.0) -> Iterator[tuple[RelayPlace, subprocess.Popen[bytes]]]:
-    """Start one as a task does."""
+    """Start a relay as a task does."""
     command = [sys.executable, "-m", "tfos_nb.runtime.control.relay", "127.0.0.1", str(alone)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -46,7 +46,7 @@ def relay(alone: float = 60.0) -> Iterator[tuple[RelayPlace, subprocess.Popen[by
 
 
 def exchange_with(place: RelayPlace) -> Callable[[bytes], bytes]:
-    """Return what a Spark job of one task does."""
+    """Return a function that does the exchange of a Spark job with one task."""
 
     def exchange(question: bytes) -> bytes:
         (batch,) = ExchangeTask(place.exchanges, question)(())
@@ -56,7 +56,7 @@ def exchange_with(place: RelayPlace) -> Callable[[bytes], bytes]:
 
 
 def badly(exchange: Callable[[bytes], bytes], pick: random.Random) -> Callable[[bytes], bytes]:
-    """Return one that is lost on its way there, or back, or made twice."""
+    """Return an unreliable exchange: the question or its answer may be lost, or the exchange may be made twice."""
 
     def attempt(question: bytes) -> bytes:
         outcome = pick.choice(["well", "well", "twice", "not there", "not back"])
@@ -74,7 +74,7 @@ def badly(exchange: Callable[[bytes], bytes], pick: random.Random) -> Callable[[
 def relayed(
     handler: RecordingHandler, how: Callable[[Callable[[bytes], bytes]], Callable[[bytes], bytes]] = lambda same: same
 ) -> Iterator[DoorAddress]:
-    """Open a door, and a way to it by a relay."""
+    """Open a door, and a relay that leads to it."""
     door = Door(handler, host="127.0.0.1", bind="127.0.0.1")
     own = door.open()
     with relay() as (place, _):
@@ -85,7 +85,7 @@ def relayed(
         carrier.close(10.0)
 
 
-def test_strangers_at_a_relay_take_no_more_of_the_driver_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_at_a_relay_cannot_use_up_the_drivers_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "descriptors_left", lambda: 20)
     with relayed(RecordingHandler()) as address, ExitStack() as stack:
         where = address.host, address.port
@@ -105,13 +105,13 @@ def answers(client: DoorClient) -> bool:
         return False
 
 
-def test_a_question_of_megabytes_and_its_answer_come_by_a_relay() -> None:
+def test_a_relay_carries_a_question_and_answer_of_several_megabytes() -> None:
     with relayed(RecordingHandler()) as address, DoorClient(address) as client:
         assert client.ask(BIG) == BIG
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_is_lost_or_comes_twice_where_exchanges_are(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_no_message_is_lost_or_repeated_when_exchanges_are(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("tfos_nb.driver.relaying._AGAIN_AFTER", 0.01)
     pick = random.Random(seed)
     with relayed(RecordingHandler(), lambda well: badly(well, pick)) as address, DoorClient(address) as client:
@@ -120,7 +120,7 @@ def test_nothing_is_lost_or_comes_twice_where_exchanges_are(monkeypatch: pytest.
             assert client.ask(said) == said
 
 
-def test_a_relay_ends_with_its_driver_and_without_one(tmp_path: object) -> None:
+def test_a_relay_ends_when_its_driver_ends_or_never_appears(tmp_path: object) -> None:
     with relay() as (place, process):
         exchange_with(place)(wire.encode(Exchange(0, 0, (), over=True)))
         assert process.wait(10) == 0
@@ -136,7 +136,7 @@ def test_a_relay_makes_no_exchange_with_a_stranger() -> None:
             exchange_with(replace(place, token="0" * 64))(wire.encode(Exchange(0, 0)))
 
 
-def test_the_clock_of_a_carrier_says_when_nothing_comes_back() -> None:
+def test_a_carrier_is_not_prompt_while_its_exchanges_fail() -> None:
     broken = threading.Event()
 
     with relay() as (place, _):
@@ -159,8 +159,8 @@ def test_the_clock_of_a_carrier_says_when_nothing_comes_back() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=40))
-def test_frames_come_once_and_in_their_order(exchanges: list[tuple[int, bool, bool]]) -> None:
-    """Some frames are put, then an exchange goes there, or not, and its answer comes back, or not."""
+def test_frames_arrive_once_and_in_order(exchanges: list[tuple[int, bool, bool]]) -> None:
+    """Put some frames; then the exchange's question and its answer may each be lost."""
     sent, taken, got, put = Frames(), Taken(), [], 0
     for count, goes, comes in [*exchanges, (0, True, True)]:
         for _ in range(count):
@@ -179,7 +179,7 @@ def test_a_gap_in_the_frames_is_an_error() -> None:
         Taken().new_of(3, ((1, b"x"),))
 
 
-def test_a_relay_is_refused_where_spark_runs_no_barrier_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_is_refused_where_spark_runs_no_barrier_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     spark: Any = None
     context = SimpleNamespace(has_dynamic_allocation=False)
     monkeypatch.setattr(relaying, "context_of", lambda _: context)

@@ -1,4 +1,4 @@
-"""A report may be lost, never waited for; an epoch's end is kept."""
+"""A report may be lost but never blocks the program; the end of an epoch is never lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ends() -> Iterator[tuple[Reporter, ReportBox]]:
 
 
 def deliver(reporter: Reporter, box: ReportBox) -> None:
-    """Take all that was sent: the box runs until the socket is closed, which an empty datagram stands for."""
+    """Take everything that was sent: the box runs until it receives an empty datagram, which means a closed socket."""
     reporter.flush()
     reporter._socket.setblocking(True)
     taker = threading.Thread(target=box.run, daemon=True)
@@ -82,7 +82,7 @@ def test_the_newest_state_of_the_feed_is_kept(ends: tuple[Reporter, ReportBox]) 
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_metric_that_is_no_number_is_left_out(
+def test_a_metric_that_is_not_a_number_is_left_out(
     ends: tuple[Reporter, ReportBox], value: Any, number: float | None
 ) -> None:
     reporter, box = ends
@@ -93,7 +93,7 @@ def test_a_metric_that_is_no_number_is_left_out(
     assert report.time > 0
 
 
-def test_a_metric_may_be_no_number_at_all(ends: tuple[Reporter, ReportBox]) -> None:
+def test_a_metric_may_be_nan_or_infinite(ends: tuple[Reporter, ReportBox]) -> None:
     reporter, box = ends
     reporter.step(loss=math.nan, rate=math.inf)
     deliver(reporter, box)
@@ -115,7 +115,7 @@ def test_a_program_does_not_wait_for_a_supervisor_that_is_behind(ends: tuple[Rep
     assert reporter.dropped == before  # there is room again
 
 
-def test_of_a_burst_no_end_of_an_epoch_is_lost_and_the_program_does_not_wait(ends: tuple[Reporter, ReportBox]) -> None:
+def test_a_burst_of_epoch_ends_is_kept_without_blocking_the_program(ends: tuple[Reporter, ReportBox]) -> None:
     reporter, box = ends
     for epoch in range(1, 2501):
         reporter.step(epoch=epoch, epoch_end=True, loss=1 / epoch)
@@ -132,7 +132,7 @@ def test_of_a_burst_no_end_of_an_epoch_is_lost_and_the_program_does_not_wait(end
     assert (counts, found, reporter.dropped) == ([1000, 1000, 500], list(range(1, 2501)), 0)
 
 
-def test_a_program_goes_on_without_its_supervisor() -> None:
+def test_a_program_keeps_running_without_its_supervisor() -> None:
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     reporter = Reporter(theirs)
     ours.close()
@@ -144,7 +144,7 @@ def test_a_program_goes_on_without_its_supervisor() -> None:
 
 
 class Weighed:
-    """A metric that is not there yet, such as a GPU's: to make a number of it is to wait."""
+    """A metric that is not computed yet, as on a GPU: converting it to a number means waiting."""
 
     def __init__(self, value: float, weighed: list[float]) -> None:
         self.value, self.weighed = value, weighed
@@ -154,7 +154,7 @@ class Weighed:
         return self.value
 
 
-def test_of_steps_that_nobody_can_see_no_number_is_made_and_the_newest_comes_by_itself(
+def test_metrics_of_skipped_steps_are_not_converted_and_the_newest_step_arrives(
     ends: tuple[Reporter, ReportBox],
 ) -> None:
     reporter, box = ends
@@ -171,7 +171,7 @@ def test_of_steps_that_nobody_can_see_no_number_is_made_and_the_newest_comes_by_
     threading.Thread(target=box.run, daemon=True).start()
     for step in range(1000):
         reporter.step(step=step, loss=Weighed(step, weighed))
-    assert arrived.wait(SECONDS)  # nothing comes after it, and nobody flushes
+    assert arrived.wait(SECONDS)  # no step follows it, and nothing flushes the reporter
     assert (weighed[0], weighed[-1]) == (0, 999)
     assert len(weighed) < 500
 
@@ -196,7 +196,7 @@ def test_a_metric_may_be_called_phase(ends: tuple[Reporter, ReportBox]) -> None:
     assert (second.phase, second.metrics) == ("evaluate", {})
 
 
-def test_a_count_may_be_a_variable(ends: tuple[Reporter, ReportBox]) -> None:
+def test_a_count_may_be_a_numpy_integer(ends: tuple[Reporter, ReportBox]) -> None:
     reporter, box = ends
     reporter.step(epoch=np.array(2), step=np.int64(7), steps="many", loss=1.0)
     deliver(reporter, box)
@@ -205,12 +205,12 @@ def test_a_count_may_be_a_variable(ends: tuple[Reporter, ReportBox]) -> None:
     assert type(report.epoch) is int
 
 
-def test_a_heartbeat_carries_what_the_gpus_do() -> None:
+def test_a_heartbeat_carries_the_gpu_figures() -> None:
     beat = Heartbeat("worker:0", 1.0, 2, (), None, (GpuFigures("NVIDIA A100", 87.0, 1, 2), GpuFigures("NVIDIA A100")))
     assert wire.decode(wire.encode(beat)) == beat
 
 
-def test_the_box_ends_with_its_socket() -> None:
+def test_the_box_ends_when_its_socket_closes() -> None:
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     taker = threading.Thread(target=ReportBox(ours).run, daemon=True)
     taker.start()

@@ -1,4 +1,4 @@
-"""Bytes through the door: what TensorBoard says reaches the page as it is, and whoever hangs up is noticed."""
+"""The tunnel to TensorBoard: pages arrive unchanged, and a disconnect on either side is noticed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECE = os.urandom(1 << 20)
 
 
 class Board(http.server.BaseHTTPRequestHandler):
-    """In TensorBoard's place: a page, an echo, and an answer of 64 MiB that notes how far it has come."""
+    """Stands in for TensorBoard: serves a page, an echo, and an answer of 64 MiB that records its progress."""
 
     sent = 0
     gave_up = threading.Event()
@@ -79,7 +79,7 @@ def board(tmp_path: Path) -> Iterator[str]:
 
 
 class Tunnel:
-    """A door with a mouth, and a supervisor's end that the door's asking reaches without its stream."""
+    """A door with an open tunnel, and the supervisor's end, which gets the door's requests directly."""
 
     def __init__(self, path: Path, board: str | None) -> None:
         self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
@@ -126,11 +126,11 @@ def get(tunnel: Tunnel, path: str) -> bytes:
     return body
 
 
-def test_a_page_comes_through(tunnel: Tunnel) -> None:
+def test_a_page_passes_through_the_tunnel(tunnel: Tunnel) -> None:
     assert get(tunnel, "/data/runs?x=1") == b"/data/runs?x=1 text/html"
 
 
-def test_what_is_posted_arrives(tunnel: Tunnel) -> None:
+def test_posted_data_arrives(tunnel: Tunnel) -> None:
     connection = tunnel.http()
     body = os.urandom(3 << 20)
     connection.request("POST", "/", body=body)
@@ -138,7 +138,7 @@ def test_what_is_posted_arrives(tunnel: Tunnel) -> None:
     connection.close()
 
 
-def test_many_pages_at_once_do_not_mix(tunnel: Tunnel) -> None:
+def test_many_pages_at_once_are_not_mixed_up(tunnel: Tunnel) -> None:
     found: dict[int, bytes] = {}
 
     def ask(number: int) -> None:
@@ -156,12 +156,12 @@ def test_a_large_answer_arrives_whole(tunnel: Tunnel) -> None:
     assert hashlib.sha256(get(tunnel, "/big")).digest() == hashlib.sha256(PIECE * (BIG // len(PIECE))).digest()
 
 
-def test_a_page_that_does_not_read_holds_tensorboard_back(tunnel: Tunnel) -> None:
+def test_a_page_that_does_not_read_makes_tensorboard_wait(tunnel: Tunnel) -> None:
     connection = tunnel.connect()
     connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
     assert connection.recv(100)
     still, before = 0, -1
-    while still < 5:  # five looks in a row without a byte more: it stands
+    while still < 5:  # five checks in a row without another byte: it has stopped
         threading.Event().wait(0.1)
         still = still + 1 if before == Board.sent else 0
         before = Board.sent
@@ -170,22 +170,22 @@ def test_a_page_that_does_not_read_holds_tensorboard_back(tunnel: Tunnel) -> Non
     assert Board.gave_up.wait(SECONDS), "TensorBoard is told that the page is gone"
 
 
-def test_hangs_up_where_there_is_no_node(tunnel: Tunnel) -> None:
+def test_a_connection_is_closed_if_the_node_is_missing(tunnel: Tunnel) -> None:
     tunnel.present = False
     assert tunnel.connect().recv(1) == b""
 
 
-def test_hangs_up_where_tensorboard_does_not_run(tmp_path: Path) -> None:
+def test_a_connection_is_closed_if_tensorboard_does_not_run(tmp_path: Path) -> None:
     tunnel = Tunnel(tmp_path, None)
     assert tunnel.connect().recv(1) == b""
     tunnel.close()
 
 
-def test_nobody_else_may_enter(tunnel: Tunnel) -> None:
+def test_only_the_owner_may_open_the_socket(tunnel: Tunnel) -> None:
     assert os.stat(tunnel.path).st_mode & 0o077 == 0
 
 
-def test_the_door_closes_under_an_open_page(tunnel: Tunnel) -> None:
+def test_the_door_closes_while_a_page_is_open(tunnel: Tunnel) -> None:
     connection = tunnel.connect()
     connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
     assert connection.recv(100)
@@ -195,15 +195,15 @@ def test_the_door_closes_under_an_open_page(tunnel: Tunnel) -> None:
     assert not os.path.exists(tunnel.path)
 
 
-def test_the_door_closes_under_a_page_whose_stream_has_just_ended(tunnel: Tunnel) -> None:
+def test_the_door_closes_right_after_a_pages_stream_has_ended(tunnel: Tunnel) -> None:
     connection = tunnel.connect()
     connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
     assert connection.recv(100)
     (passage,) = tunnel.door._mouth._open
     assert until(passage.writer.transport.get_write_buffer_size, SECONDS), "the page is sent more than it reads"
-    tunnel.client.close()  # as a supervisor that ends
+    tunnel.client.close()  # as when a supervisor ends
     assert until(passage.over.is_set, SECONDS)
-    for _ in range(3):  # the door's loop goes round, so that all that waited for it has been run
+    for _ in range(3):  # let the door's loop run everything that is scheduled
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), tunnel.door._loop).result(SECONDS)
     tunnel.door.close()
     while connection.recv(1 << 20):
@@ -219,5 +219,5 @@ def test_a_stream_needs_the_token(tunnel: Tunnel) -> None:
     stranger.close()
 
 
-def test_a_stream_that_nobody_asked_for_gets_nothing(tunnel: Tunnel) -> None:
+def test_a_stream_that_was_not_requested_gets_nothing(tunnel: Tunnel) -> None:
     assert list(tunnel.client.carry(999, iter((b"GET / HTTP/1.0\r\n\r\n",)))) == []

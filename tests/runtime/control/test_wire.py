@@ -1,4 +1,4 @@
-"""What crosses a wire comes out as it went in, and nothing else comes in."""
+"""Data and messages are decoded as they were encoded, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def there_and_back(value: Any) -> Any:
 
 @bounded
 @given(data)
-def test_data_come_out_as_they_went_in(value: Any) -> None:
+def test_data_survive_encoding_and_decoding(value: Any) -> None:
     came = wire.decode(wire.encode_result(value))
     assert came == value
-    assert repr(came) == repr(value)  # 1 is not True, and a tuple is no list
+    assert repr(came) == repr(value)  # 1 is not True, and a tuple is not a list
 
 
 @bounded
 @given(hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)), st.booleans())
-def test_arrays_come_out_as_they_went_in_and_can_be_written_to(array: np.ndarray[Any, Any], turned: bool) -> None:
-    array = array.T if turned else array  # not contiguous any more
+def test_arrays_survive_encoding_and_are_writable_after_decoding(array: np.ndarray[Any, Any], turned: bool) -> None:
+    array = array.T if turned else array  # no longer contiguous
     came = wire.decode(wire.encode_result(array))
     assert came.dtype == array.dtype
     assert came.shape == array.shape
@@ -97,7 +97,7 @@ class Colour(str, enum.Enum):
         (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
     ],
 )
-def test_what_is_nearly_data_becomes_data(value: Any, plain: Any) -> None:
+def test_results_that_resemble_data_are_converted_to_plain_data(value: Any, plain: Any) -> None:
     came = wire.decode(wire.encode_result(value))
     assert came == plain
     assert type(came) is type(plain)
@@ -132,7 +132,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_out_as_it_went_in(message: Any) -> None:
+def test_a_message_survives_encoding_and_decoding(message: Any) -> None:
     assert there_and_back(message) == message
     assert type(message).__dataclass_params__.frozen
 
@@ -150,7 +150,7 @@ class Wicked:
 @pytest.mark.parametrize(
     "value", [Stranger("a"), Wicked(), object(), {1, 2}, print, Stranger, np.array([Wicked()]), [{"deep": Wicked()}]]
 )
-def test_what_is_no_message_and_no_data_is_not_sent(value: Any) -> None:
+def test_an_object_that_is_neither_message_nor_data_is_not_sent(value: Any) -> None:
     with pytest.raises(wire.NotData):
         wire.encode(value)
 
@@ -188,14 +188,14 @@ def an_extension(code: int, content: Any) -> bytes:
         pytest.param(b"\xc1", id="no msgpack"),
     ],
 )
-def test_what_is_no_encoding_is_refused_when_it_arrives(arrived: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - its kind is the claim; the text is msgpack's
+def test_an_invalid_encoding_is_refused_when_it_arrives(arrived: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - only the type matters; the text is msgpack's
         wire.decode(arrived)
 
 
 @bounded
 @given(st.binary(max_size=200))
-def test_any_bytes_are_data_or_refused(arrived: bytes) -> None:
+def test_any_bytes_are_either_decoded_or_refused(arrived: bytes) -> None:
     try:
         came = wire.decode(arrived)
     except ValueError:
@@ -221,7 +221,7 @@ def test_any_bytes_are_data_or_refused(arrived: bytes) -> None:
         (1j, "the result is a builtins.complex"),
     ],
 )
-def test_a_result_that_is_no_data_is_named_with_its_place(value: Any, culprit: str) -> None:
+def test_a_result_that_is_not_data_is_named_with_its_position(value: Any, culprit: str) -> None:
     with pytest.raises(wire.NotData, match=culprit):
         wire.encode_result(value)
 

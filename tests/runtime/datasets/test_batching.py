@@ -1,4 +1,4 @@
-"""Where workers cut their rows: all do the same number of steps, and no row is left out."""
+"""Workers cut their rows into batches: all do the same number of steps, and no row is left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfos_nb.runtime.feed.passes import Division, Shares
 
 
 def cut(division: Division, shares: Shares, *, streamed: bool, pieces: list[int], whole: bool = False) -> list[int]:
-    """Return the sizes that a worker cuts whose rows come in such pieces, the rest at the end."""
+    """Return the batch sizes of one worker whose rows arrive in these pieces and then the rest."""
     cutter = Cutter(division, None if streamed else shares, whole)
     sizes, left = [], shares.own
     for piece in pieces:
@@ -23,7 +23,7 @@ def cut(division: Division, shares: Shares, *, streamed: bool, pieces: list[int]
 
 
 def cut_by_all(rows: int, batch: int, workers: int, *, streamed: bool, pieces: list[int]) -> list[list[int]]:
-    """Return the sizes of all workers, whose shares of the rows differ by one at most."""
+    """Return the batch sizes of all workers; their shares differ by at most one row."""
     own = [rows * (worker + 1) // workers - rows * worker // workers for worker in range(workers)]
     return [
         cut(
@@ -43,20 +43,20 @@ any_pieces = st.lists(st.integers(1, 300), max_size=20)
 
 
 @given(any_rows, any_batch, any_workers, st.booleans(), any_pieces)
-def test_all_workers_do_the_same_number_of_steps_and_every_row_is_in_one(
+def test_all_workers_do_the_same_number_of_steps_and_use_every_row(
     rows: int, batch: int, workers: int, streamed: bool, pieces: list[int]
 ) -> None:
     sizes = cut_by_all(rows, batch, workers, streamed=streamed, pieces=pieces)
     assert sum(map(sum, sizes)) == rows
     assert all(size >= 1 for of_worker in sizes for size in of_worker)
     steps = max(map(len, sizes))
-    last = rows % batch or batch  # rows of one process' last step
-    if rows >= workers * steps and (last >= workers or not streamed):  # no step needs a row that stands in
+    last = rows % batch or batch  # rows in the last step of a single process
+    if rows >= workers * steps and (last >= workers or not streamed):  # no step needs a placeholder row
         assert {len(of_worker) for of_worker in sizes} == {steps}
 
 
 @given(any_rows, any_batch, any_workers, any_pieces)
-def test_a_streamed_pass_has_a_step_more_than_one_process_does_at_most(
+def test_a_streamed_pass_has_at_most_one_step_more_than_a_single_process(
     rows: int, batch: int, workers: int, pieces: list[int]
 ) -> None:
     sizes = cut_by_all(rows, batch, workers, streamed=True, pieces=pieces)
@@ -64,7 +64,7 @@ def test_a_streamed_pass_has_a_step_more_than_one_process_does_at_most(
 
 
 @given(any_rows, any_batch, any_workers, any_pieces)
-def test_the_batches_of_a_counted_pass_differ_by_one_row_at_most(
+def test_the_batches_of_a_counted_pass_differ_by_at_most_one_row(
     rows: int, batch: int, workers: int, pieces: list[int]
 ) -> None:
     sizes = cut_by_all(rows, batch, workers, streamed=False, pieces=pieces)
@@ -74,7 +74,7 @@ def test_the_batches_of_a_counted_pass_differ_by_one_row_at_most(
 
 
 @given(any_rows, any_batch, any_workers, any_pieces)
-def test_no_batch_of_a_streamed_pass_is_much_larger_than_asked_for(
+def test_no_batch_of_a_streamed_pass_is_much_larger_than_requested(
     rows: int, batch: int, workers: int, pieces: list[int]
 ) -> None:
     largest = max(1, -(-batch // workers))
@@ -97,7 +97,7 @@ def test_workers_with_very_different_shares_lose_no_row(
 
 
 @given(any_rows, any_batch, st.integers(1, 4), st.booleans(), any_pieces)
-def test_the_replicas_of_a_worker_share_its_rows_of_a_step(
+def test_the_replicas_of_a_worker_share_its_rows_in_each_step(
     rows: int, batch: int, replicas: int, streamed: bool, pieces: list[int]
 ) -> None:
     sizes = cut(Division(batch, replicas=replicas), Shares(rows, rows, rows), streamed=streamed, pieces=pieces)
@@ -106,7 +106,7 @@ def test_the_replicas_of_a_worker_share_its_rows_of_a_step(
 
 
 @given(any_rows, any_batch, any_workers, st.booleans(), any_pieces)
-def test_a_pass_of_whole_steps_has_so_many_on_every_worker(
+def test_a_pass_of_whole_steps_has_the_same_batches_on_every_worker(
     rows: int, batch: int, workers: int, streamed: bool, pieces: list[int]
 ) -> None:
     batch *= workers
@@ -141,7 +141,7 @@ def test_a_partial_batch_is_one_step(rows: int, batch: int, sizes: list[list[int
 
 
 @given(any_rows, any_batch, any_pieces)
-def test_without_a_strategy_batches_are_as_asked_for(rows: int, batch: int, pieces: list[int]) -> None:
+def test_without_a_strategy_batches_have_the_requested_size(rows: int, batch: int, pieces: list[int]) -> None:
     cutter, left, sizes = Batches(batch), rows, []
     for piece in pieces:
         piece = min(piece, left)
@@ -151,6 +151,6 @@ def test_without_a_strategy_batches_are_as_asked_for(rows: int, batch: int, piec
     assert sizes == [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])
 
 
-def test_parts_without_a_row_are_left_out() -> None:
+def test_parts_without_rows_are_left_out() -> None:
     assert parts_of(2, 5) == [1, 1]
     assert parts_of(0, 3) == []

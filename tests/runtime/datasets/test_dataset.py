@@ -36,7 +36,7 @@ def rows_of(start: int, count: int) -> pa.RecordBatch:
 
 
 class Share:
-    """A node's passes, filled as the driver and the tasks do it."""
+    """A node's passes, filled as the driver and the tasks fill them."""
 
     def __init__(self, directory: Path) -> None:
         self.passes = RowQueue("worker:0", str(directory), 1 << 20, 1 << 20, lambda _: None)
@@ -82,7 +82,7 @@ def ids_of(dataset: Any) -> list[int]:
     ],
     ids=str,
 )
-def test_batches_are_cut_across_the_borders_of_blocks(
+def test_a_batch_may_contain_rows_of_several_blocks(
     share: Share, blocks: list[int], batch_size: int, sizes: list[int]
 ) -> None:
     starts = np.cumsum([0, *blocks])
@@ -92,7 +92,7 @@ def test_batches_are_cut_across_the_borders_of_blocks(
     assert np.concatenate([batch["id"] for batch in batches]).tolist() == list(range(sum(blocks)))
 
 
-def test_the_elements_hold_every_column_as_it_was(share: Share) -> None:
+def test_the_elements_contain_every_column_unchanged(share: Share) -> None:
     share.feed([rows_of(0, 3), rows_of(3, 1)])
     [batch] = share.dataset(4).as_numpy_iterator()
     assert list(batch) == ["id", "x", "label", "weight", "name"]
@@ -103,7 +103,7 @@ def test_the_elements_hold_every_column_as_it_was(share: Share) -> None:
     assert (batch["x"].dtype, batch["label"].dtype, batch["weight"].dtype) == (np.float32, np.int32, np.float64)
 
 
-def test_what_is_computed_from_a_batch_does_not_change_the_rows(share: Share) -> None:
+def test_computing_with_a_batch_does_not_change_the_rows(share: Share) -> None:
     kept = rows_of(0, 64)
     before = kept.to_pydict()
     share.feed([kept.slice(start, 16) for start in range(0, 64, 16)])
@@ -112,7 +112,7 @@ def test_what_is_computed_from_a_batch_does_not_change_the_rows(share: Share) ->
     assert kept.to_pydict() == before
 
 
-def test_drop_remainder_leaves_the_smaller_batch_out(share: Share) -> None:
+def test_drop_remainder_leaves_out_the_smaller_batch(share: Share) -> None:
     share.feed([rows_of(0, 10)])
     assert ids_of(share.dataset(4, drop_remainder=True)) == list(range(8))
 
@@ -124,7 +124,7 @@ def test_each_iteration_is_one_pass(share: Share) -> None:
     assert [ids_of(dataset) for _ in range(4)] == [list(range(10))] * 3 + [[]]
 
 
-def test_repeat_goes_through_the_passes_too(share: Share) -> None:
+def test_repeat_reads_one_pass_after_another(share: Share) -> None:
     share.feed([rows_of(0, 3)], epochs=2)
     share.passes.close()
     assert ids_of(share.dataset(2).repeat(2)) == [0, 1, 2, 0, 1, 2]
@@ -137,9 +137,9 @@ def test_a_second_feed_is_the_next_pass(share: Share) -> None:
     assert [ids_of(dataset), ids_of(dataset)] == [[0, 1, 2], [100, 101]]
 
 
-def test_an_iteration_that_is_left_frees_the_sender_and_the_next_has_all_rows(tmp_path: Path) -> None:
+def test_an_abandoned_iteration_unblocks_the_sender_and_the_next_has_all_rows(tmp_path: Path) -> None:
     share = Share(tmp_path)
-    share.passes = RowQueue("worker:0", str(tmp_path), 1, 1 << 20, lambda _: None)  # one block waits, no more
+    share.passes = RowQueue("worker:0", str(tmp_path), 1, 1 << 20, lambda _: None)  # at most one block waits
     share.passes.begin(FeedBegins(1, 2, True))
     first = rows_of(0, 10)
     share.passes.describe(FeedSchema(1, first.schema.serialize().to_pybytes(), first_lengths(first)))
@@ -222,13 +222,13 @@ def test_rows_stay_whole_when_they_are_shuffled(share: Share) -> None:
         assert batch["name"].tolist() == [f"row {number}".encode() for number in batch["id"]]
 
 
-def test_tensorflow_does_not_shard_what_is_a_share_already(share: Share) -> None:
+def test_tensorflow_does_not_shard_a_nodes_share_again(share: Share) -> None:
     share.feed([rows_of(0, 2)])
     policy = share.dataset(2).options().experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def test_tensorflow_does_not_tune_what_it_would_let_go_of_late(share: Share) -> None:
+def test_autotuning_is_off_for_a_nodes_dataset(share: Share) -> None:
     share.feed([rows_of(0, 2)])
     assert share.dataset(2).options().autotune.enabled is False
 
@@ -246,7 +246,7 @@ def test_a_node_without_rows_has_an_empty_pass_of_the_right_shape(share: Share) 
 @pytest.mark.parametrize(
     "options", [{"columns": ["labl"]}, {"x": "labl"}, {"x": "x", "y": "labl"}, {"fill": {"labl": 0}}]
 )
-def test_a_missing_column_is_named_with_the_nearest(share: Share, options: dict[str, Any]) -> None:
+def test_a_missing_column_is_named_with_the_most_similar_column(share: Share, options: dict[str, Any]) -> None:
     share.feed([rows_of(0, 2)])
     with pytest.raises(
         FeedFailed, match="no column 'labl' .* they have id, x, label, weight, name; did you mean 'label'"
@@ -254,13 +254,13 @@ def test_a_missing_column_is_named_with_the_nearest(share: Share, options: dict[
         share.dataset(2, **options)
 
 
-def test_a_missing_column_like_no_other_has_no_guess(share: Share) -> None:
+def test_a_missing_column_unlike_all_others_gets_no_suggestion(share: Share) -> None:
     share.feed([rows_of(0, 2)])
     with pytest.raises(FeedFailed, match="no column 'qqqq' .* they have id, x, label, weight, name$"):
         share.dataset(2, columns=["qqqq"])
 
 
-def test_a_column_that_is_not_wanted_may_have_no_tensor(share: Share) -> None:
+def test_an_unused_column_may_have_a_type_without_a_tensor(share: Share) -> None:
     block = pa.RecordBatch.from_pydict({"id": [1, 2], "when": pa.array([1, 2], pa.timestamp("us"))})
     share.feed([block])
     with pytest.raises(FeedFailed, match="column 'when' is timestamp"):
@@ -268,7 +268,7 @@ def test_a_column_that_is_not_wanted_may_have_no_tensor(share: Share) -> None:
     assert ids_of(share.dataset(2, columns=["id"])) == [1, 2]
 
 
-def test_nulls_are_filled_where_a_fill_is_given(share: Share) -> None:
+def test_nulls_are_replaced_if_a_fill_is_given(share: Share) -> None:
     share.feed([pa.RecordBatch.from_pydict({"id": [1, None], "x": [[1.0, 2.0], None]})])
     [batch] = share.dataset(2, fill={"id": -1, "x": 0.5}).as_numpy_iterator()
     assert batch["id"].tolist() == [1, -1]
@@ -284,7 +284,7 @@ def test_nulls_are_filled_where_a_fill_is_given(share: Share) -> None:
     ],
     ids=["null", "missing column", "another type"],
 )
-def test_a_later_feed_that_does_not_fit_fails_with_the_column(
+def test_a_later_feed_with_another_schema_fails_and_names_the_column(
     share: Share, later: dict[str, Any], message: str
 ) -> None:
     share.feed([pa.RecordBatch.from_pydict({"id": [1, 2], "x": [0.5, 1.5]})])
@@ -296,7 +296,7 @@ def test_a_later_feed_that_does_not_fit_fails_with_the_column(
     assert [message in str(failure) for failure in share.failures] == [True]
 
 
-def test_a_later_feed_may_have_its_columns_in_another_order(share: Share) -> None:
+def test_a_later_feed_may_have_its_columns_in_a_different_order(share: Share) -> None:
     share.feed([pa.RecordBatch.from_pydict({"id": [1, 2], "x": [0.5, 1.5]})])
     dataset = share.dataset(2)
     ids_of(dataset)
@@ -328,6 +328,6 @@ def test_a_dataset_without_any_feed_says_how_to_feed(share: Share) -> None:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DatasetOptions(**options)

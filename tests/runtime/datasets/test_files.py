@@ -1,4 +1,4 @@
-"""Files that nodes read by themselves: even shares of every format, local and over HTTP, and what cannot be read."""
+"""Files that nodes read by themselves: even shares of every format, local and over HTTP, and unreadable files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS = sum(SIZES)
 
 
 class Reader:
-    """A worker's ``ctx``, as far as files go."""
+    """The part of a worker's ``ctx`` that reads files."""
 
     def __init__(self, index: int = 0, workers: int = 1) -> None:
         spec = {"worker": [f"host:{port}" for port in range(workers)]}
@@ -107,14 +107,14 @@ KINDS = ("parquet", "csv", "tfrecord", "gzip")
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shares_differ_by_a_row_at_most_and_hold_every_row_once(folder: Path, kind: str, workers: int) -> None:
+def test_shares_differ_by_at_most_one_row_and_contain_every_row_once(folder: Path, kind: str, workers: int) -> None:
     shares = [ids_of(Reader(index, workers).read(f"{folder}/{kind}", 16)) for index in range(workers)]
     assert [number for share in shares for number in share] == list(range(ROWS))
     assert {len(share) for share in shares} <= {ROWS // workers, -(-ROWS // workers)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shuffled_pass_is_another_each_time_and_the_same_for_the_same_seed(folder: Path, kind: str) -> None:
+def test_each_shuffled_pass_differs_but_repeats_for_the_same_seed(folder: Path, kind: str) -> None:
     def passes(seed: int) -> list[list[list[int]]]:
         nodes = [Reader(index, 3).read(f"{folder}/{kind}", 16, shuffle=32, seed=seed) for index in range(3)]
         return [[ids_of(node) for node in nodes] for _ in range(3)]
@@ -128,7 +128,7 @@ def test_a_shuffled_pass_is_another_each_time_and_the_same_for_the_same_seed(fol
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_files_are_shared_out_if_asked(folder: Path, kind: str) -> None:
+def test_share_files_gives_each_worker_whole_files(folder: Path, kind: str) -> None:
     shares = [ids_of(Reader(index, 2).read(f"{folder}/{kind}", 16, share="files")) for index in range(2)]
     assert [len(share) for share in shares] == [SIZES[0] + SIZES[2] + SIZES[4], SIZES[1] + SIZES[3]]
     assert sorted(shares[0] + shares[1]) == list(range(ROWS))
@@ -142,7 +142,7 @@ def test_a_directory_is_listed_as_spark_lists_it(tmp_path: Path) -> None:
     assert [file.url for file in list_files(str(tmp_path))] == [f"{tmp_path}/{name}" for name in read]
 
 
-def test_files_gives_every_nth_name(folder: Path) -> None:
+def test_files_returns_every_nth_name(folder: Path) -> None:
     shares = [Reader(index, 2).files(f"{folder}/parquet/*.parquet") for index in range(2)]
     names = [f"{folder}/parquet/part-{number}.parquet" for number in range(5)]
     assert shares == [names[::2], names[1::2]]
@@ -166,7 +166,7 @@ def test_columns_become_what_fit_takes(folder: Path) -> None:
     assert weight.numpy().tolist() == [1.0, 1.0, 5.0]
 
 
-def test_records_are_parsed_as_told_or_left_alone(folder: Path) -> None:
+def test_records_are_parsed_by_the_given_features_or_left_unparsed(folder: Path) -> None:
     path = f"{folder}/tfrecord/part-0.tfrecord"
     told = next(iter(Reader().read(path, 2, features={"id": tf.io.FixedLenFeature([], tf.int64)})))
     assert {name: value.numpy().tolist() for name, value in told.items()} == {"id": [0, 1]}
@@ -195,7 +195,7 @@ def test_a_row_without_values_in_a_ragged_feature_is_refused(tmp_path: Path) -> 
     assert ids.numpy().tolist() == [[1, 2], [3, 0], [0, 0]]
 
 
-def test_csv_types_are_those_told(folder: Path) -> None:
+def test_csv_columns_have_the_given_types(folder: Path) -> None:
     batch = next(iter(Reader().read(f"{folder}/csv", 4, types={"id": "float32", "x": "string"})))
     assert (batch["id"].dtype, batch["x"].dtype) == (tf.float32, tf.string)
 
@@ -211,7 +211,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_images_are_labelled_by_their_directories_and_made_one_size(pictures: Path) -> None:
+def test_images_are_labelled_by_directory_and_resized(pictures: Path) -> None:
     seen = []
     for index in range(2):
         for batch in Reader(index, 2).read(str(pictures), 4, image_size=(2, 3)):
@@ -222,7 +222,7 @@ def test_images_are_labelled_by_their_directories_and_made_one_size(pictures: Pa
     assert sorted(seen) == [(number, number % 3) for number in range(9)]
 
 
-def test_an_image_of_another_size_and_what_is_no_image_are_named(pictures: Path, tmp_path: Path) -> None:
+def test_an_image_of_another_size_and_a_file_that_is_not_an_image_are_named(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(FeedFailed, match=r"3\.png is 5x5, and the first image 4x5: give image_size"):
         list(source_of(Reader().read, str(pictures), format="images"))
     (tmp_path / "no.png").write_bytes(b"nothing")
@@ -231,7 +231,7 @@ def test_an_image_of_another_size_and_what_is_no_image_are_named(pictures: Path,
 
 
 def source_of(read: Any, *args: Any, **options: Any) -> Iterator[Any]:
-    """Read as a dataset does, without TensorFlow in between, which would say our errors in its own way."""
+    """Read as a dataset does, but without TensorFlow, which would reword our errors."""
     from tfos_nb.runtime.datasets.files import FileSource
     from tfos_nb.runtime.datasets.formats import reading
 
@@ -243,7 +243,7 @@ def source_of(read: Any, *args: Any, **options: Any) -> Iterator[Any]:
 
 
 class Ranged(http.server.SimpleHTTPRequestHandler):
-    """A server that gives parts of files, as object stores do."""
+    """A server that supports range requests, as object stores do."""
 
     def do_GET(self) -> None:
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -283,7 +283,7 @@ def test_every_format_is_read_from_a_server(site: str, kind: str) -> None:
     assert list_files(f"{site}/{kind}/*.{ending}")[0].url == names[0]
 
 
-def test_every_format_is_read_from_a_store_in_memory(folder: Path) -> None:
+def test_every_format_is_read_from_an_in_memory_store(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     for kind in KINDS:
         memory.put(str(folder / kind), f"/shared/{kind}", recursive=True)
@@ -307,12 +307,12 @@ def test_every_format_is_read_from_a_store_in_memory(folder: Path) -> None:
         ("nosuch://x", "cannot be opened on .*nosuch"),
     ],
 )
-def test_a_pattern_without_files_is_said_to_have_none(pattern: Any, words: str) -> None:
+def test_a_pattern_that_matches_no_files_is_refused(pattern: Any, words: str) -> None:
     with pytest.raises(FeedFailed, match=words):
         Reader().read(pattern, 16)
 
 
-def test_files_of_several_formats_or_of_none_are_named(folder: Path, tmp_path: Path) -> None:
+def test_mixed_and_unknown_file_formats_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FeedFailed, match=r"several formats: .*\.csv is csv, .*\.parquet is parquet"):
         Reader().read([f"{folder}/csv/part-0.csv", f"{folder}/parquet/part-0.parquet"], 16)
     (tmp_path / "rows.dat").write_text("1")
@@ -342,13 +342,13 @@ def second_file(tmp_path: Path, name: str, content: Any) -> str:
         ("b.tfrecord", b"id,x\n1,2\n3,4\n5,6\n", r"b\.tfrecord is not a TFRecord file, or is damaged"),
     ],
 )
-def test_a_file_unlike_the_first_is_named(tmp_path: Path, name: str, content: Any, words: str) -> None:
+def test_a_file_that_differs_from_the_first_is_named(tmp_path: Path, name: str, content: Any, words: str) -> None:
     path = second_file(tmp_path, name, content)
     with pytest.raises(FeedFailed, match=words):
         list(source_of(None, path))
 
 
-def test_csv_files_without_a_row_are_left_out_wherever_they_are(tmp_path: Path) -> None:
+def test_csv_files_without_rows_are_left_out_in_any_position(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "id,x\n"), ("c", "id,x\n1,2.5\n3,4.5\n5,6.5\n"), ("d", "id,x\n")):
         (tmp_path / f"{name}.csv").write_text(text)
     shares = [ids_of(Reader(index, 2).read(str(tmp_path), 2)) for index in range(2)]
@@ -359,7 +359,7 @@ def test_csv_files_without_a_row_are_left_out_wherever_they_are(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cut", [1, 4, 15, 60])
-def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path, cut: int) -> None:
+def test_an_incompletely_written_file_is_named(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.tfrecord"
     write("tfrecord", path, 0, 3)
     path.write_bytes(path.read_bytes()[:-cut])
@@ -368,7 +368,7 @@ def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path, cut: in
 
 
 @pytest.mark.parametrize("place", [12, 40, -2], ids=["record", "within", "checksum"])
-def test_a_damaged_record_is_named_by_its_place(tmp_path: Path, place: int) -> None:
+def test_a_damaged_record_is_named_by_its_position(tmp_path: Path, place: int) -> None:
     path = tmp_path / "a.tfrecord"
     write("tfrecord", path, 0, 3)
     content = bytearray(path.read_bytes())
@@ -380,7 +380,7 @@ def test_a_damaged_record_is_named_by_its_place(tmp_path: Path, place: int) -> N
         list(source_of(None, str(path)))
 
 
-def test_an_option_of_another_format_and_a_column_that_is_not_there_are_refused(folder: Path) -> None:
+def test_an_option_of_another_format_and_a_missing_column_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"features= is for format='tfrecord', and these files are csv"):
         Reader().read(f"{folder}/csv", 16, features={})
     with pytest.raises(ValueError, match="format must be one of csv, images"):
@@ -392,7 +392,7 @@ def test_an_option_of_another_format_and_a_column_that_is_not_there_are_refused(
             Reader().read(f"{folder}/{kind}", 16, columns=["idd"])
 
 
-def test_without_a_feature_in_a_record_tensorflow_names_it(tmp_path: Path) -> None:
+def test_tensorflow_names_a_feature_that_a_record_lacks(tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
         writer.write(example_of(0, more=tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))))
         writer.write(example_of(1))
@@ -409,7 +409,7 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_url_of_any_scheme_stays_as_it_is(scheme: str) -> None:
+def test_a_url_of_any_scheme_is_unchanged(scheme: str) -> None:
     assert tf_path(f"{scheme}://place/data", "hdfs://nn:8020", "/home") == f"{scheme}://place/data"
 
 
@@ -424,11 +424,11 @@ def test_a_url_of_any_scheme_stays_as_it_is(scheme: str) -> None:
         ("c:data", "file://", "/home/me/c:data"),
     ],
 )
-def test_a_path_is_put_on_the_default_file_system(path: str, system: str, expected: str) -> None:
+def test_a_path_is_resolved_on_the_default_file_system(path: str, system: str, expected: str) -> None:
     assert tf_path(path, system, "/home/me").startswith(expected)
 
 
-def test_the_default_file_system_is_that_of_hadoops_configuration(
+def test_the_default_file_system_is_read_from_hadoops_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)

@@ -1,4 +1,4 @@
-"""No thread of TensorFlow's that tunes a pipeline makes an epoch end late."""
+"""TensorFlow's autotuning must not delay the end of an epoch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import tensorflow as tf
 from tfos_nb.runtime.datasets.tuning import tune_no_devices
 
 
-def test_what_a_strategy_lays_over_a_dataset_is_not_tuned_and_the_users_own_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategys_wrapper_around_a_dataset_is_not_tuned_but_the_users_dataset_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tensorflow.python.data.ops import multi_device_iterator_ops as owner
 
-    monkeypatch.setattr(owner, "_create_device_dataset", owner._create_device_dataset)  # so that it is put back
+    monkeypatch.setattr(owner, "_create_device_dataset", owner._create_device_dataset)  # restored at the end
     tune_no_devices()
     made = owner._create_device_dataset
     tune_no_devices()

@@ -1,1 +1,1 @@
-"""Rows from Spark's tasks into the nodes: each once in a pass, whoever dies and whatever comes again."""
+"""Rows are fed from Spark's tasks to the nodes: each once in a pass, despite failures and retries."""

@@ -1,4 +1,4 @@
-"""A node's share: bounded in memory, kept on disk for the later passes, and never in a sender's way for ever."""
+"""A node's share of a feed: bounded in memory, kept on disk for later passes, and senders never block forever."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids_of(batches: Any) -> list[int]:
 
 
 class Box:
-    """A queue with its announcements, and threads that are not left behind."""
+    """A row queue with its announcements; threads started through it are cleaned up."""
 
     def __init__(self, directory: Path, buffer_bytes: int = 1 << 20, spill_bytes: int = 1 << 20) -> None:
         self.told: list[PassDone] = []
@@ -81,7 +81,7 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_the_passes_come_in_order_and_are_told_when_done(make: Callable[..., Box]) -> None:
+def test_the_passes_come_in_order_and_are_reported_when_done(make: Callable[..., Box]) -> None:
     box = make()
     box.begin(passes=3)
     box.accept(0, 0, 5)
@@ -103,13 +103,13 @@ def test_a_second_feed_follows_the_first(make: Callable[..., Box]) -> None:
     assert [box.next_ids() for _ in range(5)] == [[10, 11], [10, 11], [20, 21], [20, 21], None]
 
 
-def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused(make: Callable[..., Box]) -> None:
-    """Who sends leaves out what the node has; an attempt that Spark has cancelled may send all the same."""
+def test_repeated_rows_and_rows_of_an_earlier_attempt_are_refused(make: Callable[..., Box]) -> None:
+    """A sender skips rows that the node already has; an attempt that Spark cancelled may still send."""
     box = make()
     box.begin()
     feed = box.passes.feed_rows(1)
     box.accept(0, 0, 5)
-    box.accept(0, 64, 2)  # a later piece: what lies between is another node's
+    box.accept(0, 64, 2)  # a later piece: the rows between belong to another node
     with pytest.raises(FeedFailed, match=r"rows \(\(3, 8\),\) of partition 0 came again: those before 66 are here"):
         box.accept(0, 3, 5)
     assert feed.open(0, 7).reached.row == 66
@@ -129,7 +129,7 @@ def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused
     assert box.next_ids() == [0, 1, 2, 3, 4, 64, 65, 70, 71]
 
 
-def test_every_batch_continues_the_fingerprint_of_the_row_before_it(make: Callable[..., Box]) -> None:
+def test_every_batch_must_continue_the_fingerprint_of_the_rows_before_it(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     feed = box.passes.feed_rows(1)
@@ -150,19 +150,19 @@ def test_every_batch_continues_the_fingerprint_of_the_row_before_it(make: Callab
     assert box.next_ids() == list(range(9))
 
 
-def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) -> None:
-    """The rows of another node, which this one waits for, lie behind them."""
+def test_make_room_raises_the_buffer_limit(make: Callable[..., Box]) -> None:
+    """The rows of another node, which this one waits for, come after them."""
     box = make(buffer_bytes=100)
     box.begin()
     sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
     assert until(lambda: box.passes.status().rows_in == 10)
-    box.passes.make_room(MakeRoom(7))  # of which this node, that has taken another's place, was never told
+    box.passes.make_room(MakeRoom(7))  # this node replaced another one and was never told of feed 7
     box.passes.make_room(MakeRoom(1))
     assert ended(sender)
     assert box.passes.status().queued_bytes == 800
 
 
-def test_several_pieces_come_in_one_batch(make: Callable[..., Box]) -> None:
+def test_a_batch_may_contain_several_pieces(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     feed = box.passes.feed_rows(1)
@@ -175,7 +175,7 @@ def test_several_pieces_come_in_one_batch(make: Callable[..., Box]) -> None:
 
 
 @pytest.mark.parametrize("spans", [(), ((0, 4),), ((0, 3), (3, 5)), ((3, 5), (0, 3)), ((0, 2), (4, 8))])
-def test_rows_that_are_not_those_that_were_announced_are_refused(
+def test_rows_that_do_not_match_their_announced_spans_are_refused(
     make: Callable[..., Box], spans: tuple[tuple[int, int], ...]
 ) -> None:
     box = make()
@@ -186,8 +186,8 @@ def test_rows_that_are_not_those_that_were_announced_are_refused(
 
 
 @pytest.mark.parametrize(("partition", "start"), [(0, -1), (0, -5), (-1, 0)])
-def test_a_row_that_no_partition_has_is_refused(make: Callable[..., Box], partition: int, start: int) -> None:
-    """It was taken for one that has been taken before, and the rows after it for others."""
+def test_a_row_number_that_no_partition_has_is_refused(make: Callable[..., Box], partition: int, start: int) -> None:
+    """Such a row used to be mistaken for a repeated one, and the rows after it for others."""
     box = make()
     box.begin()
     with pytest.raises(FeedFailed, match=rf"of partition {partition} must .* got \(\({start}, {start + 5}\),\)"):
@@ -205,7 +205,7 @@ def test_an_empty_share_is_an_empty_pass(make: Callable[..., Box]) -> None:
     assert box.told == [PassDone("worker:0", 1, 1, 0), PassDone("worker:0", 1, 2, 0)]
 
 
-def test_a_full_buffer_holds_the_sender_until_rows_are_taken(make: Callable[..., Box]) -> None:
+def test_a_full_buffer_blocks_the_sender_until_rows_are_taken(make: Callable[..., Box]) -> None:
     box = make(buffer_bytes=100)
     box.begin()
     box.accept(0, 0, 10)  # 80 bytes
@@ -224,7 +224,7 @@ def test_a_full_buffer_holds_the_sender_until_rows_are_taken(make: Callable[...,
     assert box.passes.status() == FeedStatus(20, 20, 0, waits_for_rows=True)
 
 
-def test_a_batch_bigger_than_the_buffer_still_passes(make: Callable[..., Box]) -> None:
+def test_a_batch_bigger_than_the_buffer_is_accepted(make: Callable[..., Box]) -> None:
     box = make(buffer_bytes=1)
     box.begin()
     sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
@@ -235,14 +235,14 @@ def test_a_batch_bigger_than_the_buffer_still_passes(make: Callable[..., Box]) -
     assert ended(sender)
 
 
-def test_a_pass_that_is_left_half_way_lets_the_senders_go_and_is_kept_whole(make: Callable[..., Box]) -> None:
+def test_a_pass_abandoned_halfway_unblocks_its_senders_and_is_kept_whole(make: Callable[..., Box]) -> None:
     box = make(buffer_bytes=1)
     box.begin(passes=2)
     sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
     blocks = box.passes.next_pass()
     assert blocks is not None
     next(blocks)
-    blocks.close()  # what happens when a TensorFlow iterator goes
+    blocks.close()  # as when a TensorFlow iterator is deleted
     assert ended(sender)
     box.end(100, replays=1)
     assert box.told == [PassDone("worker:0", 1, 1, 10)]
@@ -251,7 +251,7 @@ def test_a_pass_that_is_left_half_way_lets_the_senders_go_and_is_kept_whole(make
 
 
 @pytest.mark.parametrize("waiting", ["schema", "next_pass", "first_pass"])
-def test_stop_wakes_whoever_waits(make: Callable[..., Box], waiting: str) -> None:
+def test_stop_wakes_all_waiting_threads(make: Callable[..., Box], waiting: str) -> None:
     box = make()
     if waiting == "first_pass":
         box.begin()
@@ -264,7 +264,7 @@ def test_stop_wakes_whoever_waits(make: Callable[..., Box], waiting: str) -> Non
     assert ended(waiter)
 
 
-def test_stop_lets_a_blocked_sender_go(make: Callable[..., Box]) -> None:
+def test_stop_unblocks_a_blocked_sender(make: Callable[..., Box]) -> None:
     box = make(buffer_bytes=1)
     box.begin()
     box.accept(0, 0, 1)
@@ -274,7 +274,7 @@ def test_stop_lets_a_blocked_sender_go(make: Callable[..., Box]) -> None:
     assert box.passes.next_pass() is None
 
 
-def test_close_gives_out_what_waits_and_then_nothing(make: Callable[..., Box]) -> None:
+def test_close_returns_the_waiting_rows_and_then_nothing(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     box.accept(0, 0, 2)
@@ -285,7 +285,7 @@ def test_close_gives_out_what_waits_and_then_nothing(make: Callable[..., Box]) -
     assert box.passes.schema() is None
 
 
-def test_the_schema_of_the_newest_rows_is_known_without_a_row(make: Callable[..., Box]) -> None:
+def test_the_schema_is_known_before_the_first_row(make: Callable[..., Box]) -> None:
     box = make()
     found: list[FeedSchema | None] = []
     waiter = box.start(lambda: found.append(box.passes.schema()))
@@ -294,7 +294,7 @@ def test_the_schema_of_the_newest_rows_is_known_without_a_row(make: Callable[...
     assert found == [FeedSchema(1, b"s", {})]
 
 
-def test_a_sender_that_is_faster_than_the_announcement_waits_for_it(make: Callable[..., Box]) -> None:
+def test_a_sender_waits_for_the_announcement_of_its_feed(make: Callable[..., Box]) -> None:
     box = make()
     sender = box.start(box.accept, 0, 0, 3)
     box.begin()
@@ -303,7 +303,7 @@ def test_a_sender_that_is_faster_than_the_announcement_waits_for_it(make: Callab
     assert box.next_ids() == [0, 1, 2]
 
 
-def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., Box]) -> None:
+def test_a_share_of_a_different_size_than_announced_is_an_error(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     box.accept(0, 0, 3)
@@ -312,7 +312,7 @@ def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., 
         box.next_ids()
 
 
-def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feed_that_is_never_announced_is_an_error(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfos_nb.runtime.feed.row_queue.ANNOUNCED_WITHIN", 0.05)
     with pytest.raises(FeedFailed, match="did not announce feed 7 to worker:0"):
         make().passes.feed_rows(7)
@@ -339,13 +339,13 @@ def spills_open(directory: Path) -> list[str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links.append(os.readlink(entry))
-        except OSError:  # the listing's own
+        except OSError:  # of the listing itself
             continue
     mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return [name for name in {*links, *mapped} if name.startswith(f"{directory}/tfos_nb-spill-")]
 
 
-def test_a_spill_that_nobody_replays_is_given_back_at_once(make: Callable[..., Box], tmp_path: Path) -> None:
+def test_a_spill_without_replays_is_freed_at_once(make: Callable[..., Box], tmp_path: Path) -> None:
     box = make()
     box.begin(passes=2)
     box.accept(0, 0, 100)
@@ -355,7 +355,7 @@ def test_a_spill_that_nobody_replays_is_given_back_at_once(make: Callable[..., B
 
 
 @pytest.mark.parametrize("made", [0, 1, 2])
-def test_passes_that_have_not_begun_can_be_taken_back(make: Callable[..., Box], tmp_path: Path, made: int) -> None:
+def test_passes_that_have_not_begun_can_be_cancelled(make: Callable[..., Box], tmp_path: Path, made: int) -> None:
     box = make()
     box.begin(passes=4)
     box.accept(0, 0, 100)
@@ -390,7 +390,7 @@ def test_rows_of_a_replay_stay_readable_after_the_spill_is_closed(make: Callable
     assert spills_open(tmp_path) == []
 
 
-def test_a_spill_over_its_limit_gives_up_and_the_pass_goes_on(make: Callable[..., Box], tmp_path: Path) -> None:
+def test_a_spill_over_its_limit_stops_but_the_pass_continues(make: Callable[..., Box], tmp_path: Path) -> None:
     box = make(spill_bytes=100)
     box.begin(passes=2)
     box.accept(0, 0, 10)
@@ -415,7 +415,7 @@ def test_a_replay_of_rows_that_were_not_kept_is_an_error(make: Callable[..., Box
         box.next_ids()
 
 
-def test_what_is_written_after_the_seal_does_not_harm_what_is_read(tmp_path: Path) -> None:
+def test_writing_after_the_seal_does_not_change_the_rows_that_are_read(tmp_path: Path) -> None:
     spill = Spill(str(tmp_path), 1 << 20)
     spill.write(batch_of(0, 10))
     spill.seal()
@@ -427,7 +427,7 @@ def test_what_is_written_after_the_seal_does_not_harm_what_is_read(tmp_path: Pat
     spill.close()
 
 
-def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_spill_but_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
     monkeypatch.setattr(Spill, "_create", lambda spill: setattr(spill, "_path", "/dev/full"))
@@ -438,7 +438,7 @@ def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path, monkeyp
     spill.close()
 
 
-def test_a_disk_that_takes_no_file_ends_the_spill_and_not_the_training(
+def test_a_spill_that_cannot_create_its_file_does_not_end_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spill = Spill(str(tmp_path / "gone"), 1 << 20)
@@ -449,7 +449,7 @@ def test_a_disk_that_takes_no_file_ends_the_spill_and_not_the_training(
     spill.close()
 
 
-def test_a_spill_may_be_closed_while_it_is_read_and_gives_nothing_afterwards(tmp_path: Path) -> None:
+def test_a_spill_may_be_closed_while_it_is_read_and_is_empty_afterwards(tmp_path: Path) -> None:
     spill = Spill(str(tmp_path), 1 << 20)
     spill.write(batch_of(0, 10))
     spill.seal()
@@ -463,7 +463,7 @@ def test_a_spill_may_be_closed_while_it_is_read_and_gives_nothing_afterwards(tmp
         assert other.read(1), "and is not closed with it"
 
 
-def test_what_is_written_into_a_replays_memory_does_not_reach_the_file(tmp_path: Path) -> None:
+def test_writing_into_a_replays_memory_does_not_change_the_file(tmp_path: Path) -> None:
     spill = Spill(str(tmp_path), 1 << 20)
     spill.write(pa.RecordBatch.from_pydict({"x": pa.array([1.0, 2.0])}))
     spill.seal()

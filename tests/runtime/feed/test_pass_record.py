@@ -1,4 +1,4 @@
-"""Which rows the first batches of a pass have, whatever blocks came, and however they were shuffled and cut."""
+"""Which rows the first batches of a pass contain, for any blocks, shuffling and batch sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OnePass:
     together=st.booleans(),
     stops=st.lists(st.integers(0, 100), max_size=4),
 )
-def test_a_state_holds_just_the_rows_of_the_first_batches(
+def test_a_state_contains_exactly_the_rows_of_the_first_batches(
     blocks: list[int], shuffle: int, batch: int, known: bool, together: bool, stops: list[int]
 ) -> None:
     source = OnePass(blocks, known)
@@ -66,7 +66,7 @@ def test_a_state_holds_just_the_rows_of_the_first_batches(
         assert source.record.steps is not None
 
 
-def test_rows_that_have_not_come_are_in_no_state() -> None:
+def test_a_state_cannot_contain_rows_that_were_not_given_out() -> None:
     record = PassRecord()
     record.shuffle()
     record.came(4)

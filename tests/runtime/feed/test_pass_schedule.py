@@ -1,4 +1,4 @@
-"""Whatever the driver and the program say, in whatever order: each pass once, in order, over rows that are there."""
+"""For any order of events, each pass is given out once, in order, and over rows that exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = st.integers(0, 3)
 
 
 class Schedules(RuleBasedStateMachine):
-    """A node's queue with the rows left out: what its schedule says of them is written down, and compared."""
+    """A node's queue without the rows: records the commands of its schedule and checks them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Schedules(RuleBasedStateMachine):
         self.cut = self.is_stream = False
 
     def do(self, commands: tuple[Command, ...]) -> None:
-        """Write down what the schedule wants done: never of a feed that is forgotten."""
+        """Record the schedule's commands; none may concern a feed that is forgotten."""
         for command in commands:
             match command:
                 case Tell(PassDone() as message):
@@ -70,7 +70,7 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: not self.schedule.closed and not self.is_stream and self.all_have_ended())
     @rule(passes=st.integers(1, 4), validates=st.booleans())
     def begin(self, passes: int, validates: bool) -> None:
-        """The driver feeds one call of ``train`` after another, and the validation rows of each before the others."""
+        """The driver feeds one call of ``train`` after another, each with its validation rows first."""
         feed, call = len(self.begun) + 1, len(self.begun) + 1
         if validates:
             self.announce(FeedBegins(feed, 1, True, call=call, validates=True))
@@ -103,7 +103,7 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.ends))
     @rule(data=st.data())
     def end_earlier(self, data: st.DataObject) -> None:
-        """The driver takes passes back that have not begun."""
+        """The driver cancels passes that have not begun."""
         feed = data.draw(st.sampled_from(sorted(self.ends)))
         if feed not in self.schedule.feeds:
             return
@@ -162,7 +162,7 @@ class Schedules(RuleBasedStateMachine):
             try:
                 number, is_left_out, commands = self.schedule.next_batch(after)
             except FeedFailed as error:
-                assert "would be lost" in str(error)  # noqa: PT017 - what it says is part of the rule
+                assert "would be lost" in str(error)  # noqa: PT017 - the error's text is part of the rule
                 return
             self.do(commands)
             if not is_left_out:
@@ -171,7 +171,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(latest=st.booleans())
     def refuse(self, latest: bool) -> None:
-        """``terminate``, or a ``fit`` that ended early: what waits of the call and those before it is dropped."""
+        """``terminate``, or a ``fit`` that ended early: drop the waiting passes of this call and earlier ones."""
         current = self.schedule.current
         training = [begins for begins in self.begun if not begins.validates]
         last = training[-1] if training and (latest or current is None) else current
@@ -183,7 +183,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule()
     def take_back(self) -> None:
-        """More nodes have come, to whom the passes that have not begun are fed as well."""
+        """More nodes have joined, and the passes that have not begun are fed to them as well."""
         begun = {turn.feed: turn.number for turn in self.given}
         self.cut = True
         self.do(self.schedule.cut())
@@ -235,7 +235,7 @@ def two_calls(**second: int) -> PassSchedule:
     return schedule
 
 
-def test_what_a_later_call_does_not_need_is_given_up_when_its_rows_are_read() -> None:
+def test_feeds_that_a_later_call_does_not_need_are_freed_when_it_is_read() -> None:
     schedule = two_calls()
     for number in (1, 2, 3):
         turn, commands = schedule.take()
@@ -246,7 +246,7 @@ def test_what_a_later_call_does_not_need_is_given_up_when_its_rows_are_read() ->
     assert schedule.take() == (Turn(4, 2), ())
 
 
-def test_rows_that_nobody_wants_any_more_are_given_up_with_their_replays() -> None:
+def test_refused_rows_are_freed_with_their_replays() -> None:
     schedule = two_calls()
     schedule.take()
     enough = Tell(PassDone("worker:0", 4, 0, 0, enough=True))
@@ -257,7 +257,7 @@ def test_rows_that_nobody_wants_any_more_are_given_up_with_their_replays() -> No
     assert schedule.waiting == ()
 
 
-def test_after_a_stop_nothing_is_given_out_whatever_the_driver_says() -> None:
+def test_no_pass_is_given_out_after_a_stop() -> None:
     schedule = PassSchedule("worker:0")
     schedule.begin(FeedBegins(1, 3, True, 1))
     assert schedule.stop() == (Discard(1),)
@@ -266,7 +266,7 @@ def test_after_a_stop_nothing_is_given_out_whatever_the_driver_says() -> None:
     assert schedule.waiting == ()
 
 
-def test_a_micro_batch_that_was_cut_by_a_stop_is_not_told_as_done() -> None:
+def test_a_micro_batch_interrupted_by_a_stop_is_not_reported_as_done() -> None:
     schedule = PassSchedule("worker:0")
     schedule.begin(FeedBegins(1, 1, False, 1, batch=0))
     schedule.describe(FeedSchema(1, b"", {}))
@@ -277,7 +277,7 @@ def test_a_micro_batch_that_was_cut_by_a_stop_is_not_told_as_done() -> None:
     assert schedule.settle() == ()
 
 
-def test_a_loop_over_batches_ends_once_and_goes_on_with_the_next_call() -> None:
+def test_a_loop_over_batches_ends_once_and_continues_with_the_next_call() -> None:
     schedule = PassSchedule("worker:0")
     schedule.begin(FeedBegins(1, 1, False, 1, batch=0))
     schedule.refuse_latest()
@@ -289,7 +289,7 @@ def test_a_loop_over_batches_ends_once_and_goes_on_with_the_next_call() -> None:
     assert not schedule.is_batch_settled()
 
 
-def test_a_micro_batch_is_remembered_for_as_long_as_it_waits() -> None:
+def test_a_micro_batch_is_kept_while_it_waits() -> None:
     schedule = PassSchedule("worker:0")
     for feed in range(1, 41):
         schedule.begin(FeedBegins(feed, 1, False, call=1, batch=feed))

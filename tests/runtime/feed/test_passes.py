@@ -1,4 +1,4 @@
-"""What ends with the last iterator over a dataset."""
+"""A dataset stops waiting for passes when its last iterator is closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def asking(node: Node, readers: Readers, found: list[Pass | None]) -> threading.
     return thread
 
 
-def test_a_reader_that_is_gone_takes_no_pass(node: Node) -> None:
+def test_a_closed_reader_takes_no_pass(node: Node) -> None:
     readers, found = Readers(), list[Pass | None]()
     readers.opened()
     thread = asking(node, readers, found)
@@ -33,7 +33,7 @@ def test_a_reader_that_is_gone_takes_no_pass(node: Node) -> None:
     assert node.queue.missed == 0
 
 
-def test_the_pass_is_waited_for_while_another_iterator_is_alive(node: Node) -> None:
+def test_a_reader_waits_for_the_pass_while_another_iterator_is_open(node: Node) -> None:
     readers, found = Readers(), list[Pass | None]()
     readers.opened()
     readers.opened()
@@ -45,7 +45,7 @@ def test_the_pass_is_waited_for_while_another_iterator_is_alive(node: Node) -> N
     assert found == [None]
 
 
-def test_a_dataset_without_a_known_iterator_is_never_left(node: Node) -> None:
+def test_a_reader_keeps_waiting_if_no_iterator_was_known_when_it_began(node: Node) -> None:
     readers, found = Readers(), list[Pass | None]()
     thread = asking(node, readers, found)
     readers.opened()

@@ -1,4 +1,4 @@
-"""A state saved in the middle of a pass: what follows it is every row that it does not hold, and no other."""
+"""After a state saved in the middle of a pass, exactly the rows that it does not contain are fed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ sizes = st.lists(st.integers(0, 60), max_size=8)
     generations=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_every_row_is_in_the_state_once_however_often_training_goes_on(
+def test_every_row_is_trained_once_however_often_training_resumes(
     rows: list[int], generations: list[int], data: st.DataObject
 ) -> None:
-    """Each generation has its own number of nodes, goes some way into the pass, is saved and lost."""
+    """Each generation has its own number of nodes, reads part of the pass, is saved and then lost."""
     held_rows = HeldRows()
     held: list[int] = []
     for nodes in (*generations, 2):
@@ -54,7 +54,7 @@ def test_every_row_is_in_the_state_once_however_often_training_goes_on(
 
 
 def order_of(rows: int, data: st.DataObject) -> list[int]:
-    """In which order a node goes through its rows: as they come, or shuffled."""
+    """Return the order in which a node reads its rows: as they arrive, or shuffled."""
     order = list(range(rows))
     return data.draw(st.permutations(order)) if rows < 100 and data.draw(st.booleans(), "shuffled") else order
 
@@ -62,7 +62,7 @@ def order_of(rows: int, data: st.DataObject) -> list[int]:
 def held_by(
     driver: Driver, feed: Feed, taken: Mapping[str, int], orders: Mapping[str, Sequence[int]] | None = None
 ) -> HeldRows:
-    """What a state holds, of which each node says that it has been through so many rows."""
+    """Return the rows of a state for which each node reports how many rows it has read."""
     held = HeldPositions()
     for name, rows in taken.items():
         there = driver.nodes[name].passes.feed_rows(feed.number)
@@ -101,7 +101,7 @@ def test_a_retried_partition_skips_the_same_rows() -> None:
     assert seen == [*ids[100:130], *ids[131:640], *ids[900:]]
 
 
-def test_a_pass_of_which_the_state_holds_all_rows_is_empty() -> None:
+def test_a_pass_is_empty_if_the_state_contains_all_its_rows() -> None:
     with driver_of(2) as driver:
         feed = driver.controller.begin(1, False, 1, 1, held=HeldRows({0: ((0, 50),)}))
         driver.read()
@@ -112,7 +112,7 @@ def test_a_pass_of_which_the_state_holds_all_rows_is_empty() -> None:
 
 
 def held_after(nodes: int, batches: list[int], taken: int) -> HeldRows:
-    """What a state holds in which each node has been through so many rows of partition 0, which has 200."""
+    """Return the rows of a state in which each node has read ``taken`` of the 200 rows of partition 0."""
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
         feed = driver.controller.begin(1, False, 1, 1)
         driver.read()
@@ -124,7 +124,7 @@ def held_after(nodes: int, batches: list[int], taken: int) -> HeldRows:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("batches", [[], [50] * 4], ids=["at once", "one after the other"])
-def test_rows_that_a_state_holds_are_refused_where_they_have_become_others(nodes: int, batches: list[int]) -> None:
+def test_a_partition_is_refused_if_the_rows_in_the_state_have_changed(nodes: int, batches: list[int]) -> None:
     ids, held = ids_of_partition(0, 200), held_after(nodes, batches, 10)
     assert [rows_within(spans, 0, 200) for spans in held.spans.values()] == [10 * nodes]
     swapped = [*ids[3:0:-1], ids[0], *ids[4:]]
@@ -149,14 +149,14 @@ def assert_taken(nodes: int, held: HeldRows, ids: list[int]) -> None:
         assert feed.ledger.cut_short() is None
 
 
-def test_rows_far_behind_those_that_a_state_holds_may_come_in_another_order() -> None:
+def test_rows_far_behind_those_in_the_state_may_change_their_order() -> None:
     held, ids = held_after(1, [50] * 4, 10), ids_of_partition(0, 200)
     (known,) = held.known[0]
     assert known.spans == ((0, 50),)
     assert_taken(1, held, [*ids[:50], *ids[:49:-1]])
 
 
-def test_a_partition_that_has_fewer_rows_than_a_state_holds_is_told_of() -> None:
+def test_a_partition_with_fewer_rows_than_the_state_contains_is_reported() -> None:
     ledger = FeedLedger(
         1, ["worker:0"], HeldRows({0: ((0, 5),), 1: (), 2: ((3, 9),)}, {2: (KnownRows(((3, 12),), 1),)})
     )
@@ -168,7 +168,7 @@ def test_a_partition_that_has_fewer_rows_than_a_state_holds_is_told_of() -> None
     assert ledger.cut_short() is None
 
 
-def test_a_fingerprint_of_other_rows_than_those_that_a_node_was_sent_says_nothing() -> None:
+def test_a_fingerprint_of_rows_that_were_not_sent_to_the_node_is_ignored() -> None:
     ledger = FeedLedger(1, ["worker:0", "worker:1"])
     ledger.claim(ClaimRows(1, 0, 0, 16))
     known = ledger.known_rows({"worker:0": {0: Reached(8, 8, 5)}, "worker:1": {0: Reached(16, 7, 6)}})
@@ -181,7 +181,7 @@ intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size
 
 
 @given(intervals, st.integers(0, 45), st.integers(0, 45))
-def test_spans_hold_the_rows_of_their_intervals(pairs: list[tuple[int, int]], row: int, other: int) -> None:
+def test_spans_contain_the_rows_of_their_intervals(pairs: list[tuple[int, int]], row: int, other: int) -> None:
     rows = {one for start, end in pairs for one in range(start, end)}
     spans = merged(pairs)
     assert [one for start, end in spans for one in range(start, end)] == sorted(rows)
@@ -195,7 +195,7 @@ def test_spans_hold_the_rows_of_their_intervals(pairs: list[tuple[int, int]], ro
 
 
 @pytest.mark.parametrize("replays", [0, 1], ids=["as they come", "from disk"])
-def test_a_node_tells_how_far_a_state_is_in_each_partition(node: Node, replays: int) -> None:
+def test_a_node_reports_a_states_position_in_each_partition(node: Node, replays: int) -> None:
     node.begin(1, 1 + replays, bool(replays))
     rows_in_feed = node.queue.feed_rows(1)
     for partition, start, count in ((3, 0, 10), (1, 100, 10), (3, 10, 10)):
@@ -220,19 +220,21 @@ def told(node: Node) -> list[Any]:
         (0, 31, "rows must be at most the 30 that have come in this pass, got 31"),
     ],
 )
-def test_a_place_that_main_is_not_at_is_refused(node: Node, epoch: int, rows: int, why: str) -> None:
+def test_a_checkpoint_at_a_position_that_main_has_not_reached_is_refused(
+    node: Node, epoch: int, rows: int, why: str
+) -> None:
     node.feed(1, 0, 30)
     node.take()
     with pytest.raises(ValueError, match=rf"ctx.checkpoint\(epoch={epoch}, rows={rows}\): {why}"):
         node.queue.hold("half", epoch, rows)
 
 
-def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
+def test_a_checkpoint_by_rows_is_refused_without_a_feed(node: Node) -> None:
     with pytest.raises(ValueError, match="no pass has begun"):
         node.queue.hold("half", 0, 0)
 
 
-def test_a_node_that_goes_on_names_the_state_and_counts_from_it(node: Node) -> None:
+def test_a_resumed_node_names_its_state_and_counts_from_it(node: Node) -> None:
     node.queue.begin_generation()
     node.queue.resume(2, "00000002-0001-000004")
     node.feed(1, 0, 10)

@@ -1,4 +1,4 @@
-"""What a node takes beside its passes: validation rows, micro-batches, and its word that it has enough."""
+"""Validation rows, micro-batches, and a node's message that it needs no more rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def block_of(start: int, count: int) -> pa.RecordBatch:
 
 
 class Node:
-    """A node's queue, filled as the driver and the tasks do it."""
+    """A node's queue, filled as the driver and the tasks fill it."""
 
     def __init__(self, directory: Path) -> None:
         self.told: list[PassDone] = []
@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.queue.stop()
 
 
-def test_validation_rows_are_no_pass_and_come_as_often_as_asked(node: Node) -> None:
+def test_validation_rows_are_not_a_pass_and_can_be_read_repeatedly(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
     validation = ValidationRows(node.queue)
@@ -68,7 +68,7 @@ def test_validation_rows_are_no_pass_and_come_as_often_as_asked(node: Node) -> N
     assert [done.feed for done in node.told] == [2]
 
 
-def test_validation_rows_are_those_of_the_call_that_is_trained_on(node: Node) -> None:
+def test_validation_rows_belong_to_the_call_in_training(node: Node) -> None:
     validation = ValidationRows(node.queue)
     node.feed(1, 100, 2, validates=True, call=1)
     node.feed(2, 0, 1, validation=1, call=1)
@@ -81,13 +81,13 @@ def test_validation_rows_are_those_of_the_call_that_is_trained_on(node: Node) ->
     assert seen == [[100, 101], [200, 201]]
 
 
-def test_without_validation_rows_the_error_says_how_to_give_some(node: Node) -> None:
+def test_without_validation_rows_the_error_says_how_to_provide_them(node: Node) -> None:
     node.feed(1, 0, 1, call=1)
     with pytest.raises(FeedFailed, match=r"cluster\.train\(df, validation=df2\)"):
         ValidationRows(node.queue).schema()
 
 
-def test_a_node_that_validates_is_not_taken_for_one_that_stands_still(node: Node) -> None:
+def test_a_validating_node_is_not_reported_as_stalled(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
     before = node.queue.status().waits_for_rows
@@ -99,7 +99,7 @@ def test_a_node_that_validates_is_not_taken_for_one_that_stands_still(node: Node
     assert not node.queue.status().waits_for_rows
 
 
-def test_enough_drops_what_waits_and_what_still_comes_of_the_call(node: Node) -> None:
+def test_enough_drops_the_waiting_and_coming_rows_of_the_call(node: Node) -> None:
     node.feed(1, 0, 4, replays=2, call=1)
     assert node.take() == [0, 1, 2, 3]
     node.queue.enough()
@@ -111,7 +111,7 @@ def test_enough_drops_what_waits_and_what_still_comes_of_the_call(node: Node) ->
     assert node.take() == [7, 8]
 
 
-def test_enough_of_a_pass_leaves_the_next_call_its_rows(node: Node) -> None:
+def test_enough_of_a_pass_keeps_the_rows_of_the_next_call(node: Node) -> None:
     node.feed(1, 0, 4, call=1)
     node.take()
     node.feed(2, 7, 2, replays=1, call=2)
@@ -120,7 +120,7 @@ def test_enough_of_a_pass_leaves_the_next_call_its_rows(node: Node) -> None:
     assert [node.take(), node.take()] == [[7, 8], [7, 8]]
 
 
-def test_enough_lets_a_dataset_go_that_waits_for_rows(node: Node) -> None:
+def test_enough_ends_a_dataset_that_waits_for_rows(node: Node) -> None:
     node.begin(1, call=1)
     node.rows(1, 0, 3)
     taken: list[int] = []
@@ -134,7 +134,7 @@ def test_enough_lets_a_dataset_go_that_waits_for_rows(node: Node) -> None:
     assert taken == [0, 1, 2]
 
 
-def test_enough_without_a_feed_is_nothing(node: Node) -> None:
+def test_enough_without_a_feed_has_no_effect(node: Node) -> None:
     node.queue.enough()
     node.feed(1, 0, 2, call=1)
     assert node.take() == [0, 1]
@@ -143,7 +143,7 @@ def test_enough_without_a_feed_is_nothing(node: Node) -> None:
     assert [done.enough for done in node.told] == [False, True]
 
 
-def test_a_batch_is_done_when_the_next_one_is_asked_for(node: Node) -> None:
+def test_a_batch_is_done_when_the_next_one_is_requested(node: Node) -> None:
     node.feed(1, 0, 2, call=1, batch=7)
     node.feed(2, 2, 2, call=1, batch=8)
     assert node.queue.next_batch(-1) == 7
@@ -155,7 +155,7 @@ def test_a_batch_is_done_when_the_next_one_is_asked_for(node: Node) -> None:
     assert [(done.feed, done.enough) for done in node.told] == [(1, False), (2, False), (2, True)]
 
 
-def test_a_batch_that_is_cut_is_not_done(node: Node) -> None:
+def test_an_interrupted_batch_is_not_done(node: Node) -> None:
     node.begin(1, call=1, batch=0)
     node.rows(1, 0, 2)
     assert node.queue.next_batch(-1) == 0
@@ -168,7 +168,7 @@ def test_a_batch_that_is_cut_is_not_done(node: Node) -> None:
     assert [done.enough for done in node.told] == [True]
 
 
-def test_batches_that_the_state_has_are_left_out(node: Node) -> None:
+def test_batches_in_the_state_are_skipped(node: Node) -> None:
     for batch in range(3):
         node.feed(batch + 1, 10 * batch, 2, call=1, batch=batch, consecutive=True)
     assert node.queue.next_batch(1) == 2
@@ -188,9 +188,9 @@ def test_a_gap_between_the_state_and_the_stream_is_refused(
         assert node.queue.next_batch(after) == 5
 
 
-def test_an_empty_batch_is_given_out_once_it_is_known_what_rows_are_like(node: Node) -> None:
+def test_an_empty_batch_is_given_out_once_the_schema_is_known(node: Node) -> None:
     node.feed(1, 0, 0, call=1, batch=0)
-    assert [done.feed for done in node.told] == [1]  # nobody could make a dataset of it yet
+    assert [done.feed for done in node.told] == [1]  # no dataset could be made of it yet
     node.feed(2, 5, 1, call=1, batch=1)
     node.feed(3, 0, 0, call=1, batch=2)
     assert node.queue.next_batch(-1) == 1
@@ -199,14 +199,14 @@ def test_an_empty_batch_is_given_out_once_it_is_known_what_rows_are_like(node: N
     assert node.take() == []
 
 
-def test_rows_of_no_stream_have_no_batches(node: Node) -> None:
+def test_rows_that_are_not_from_a_stream_have_no_batches(node: Node) -> None:
     node.feed(1, 0, 2, call=1)
     with pytest.raises(FeedFailed, match="these rows do not come from a stream"):
         node.queue.next_batch(-1)
     assert node.queue.batch is None
 
 
-def test_the_books_of_an_endless_stream_do_not_grow(node: Node) -> None:
+def test_an_endless_stream_does_not_accumulate_feeds(node: Node) -> None:
     for batch in range(60):
         node.feed(batch + 1, batch, 2, call=1, batch=batch, consecutive=True)
         assert node.queue.next_batch(-1) == batch
@@ -215,12 +215,12 @@ def test_the_books_of_an_endless_stream_do_not_grow(node: Node) -> None:
     assert node.queue.status().rows_in == node.queue.status().rows_out == 120
 
 
-def test_a_pass_that_is_collected_while_the_driver_is_told_does_not_wait_for_itself(tmp_path: Path) -> None:
+def test_collecting_a_pass_while_the_driver_is_notified_does_not_deadlock(tmp_path: Path) -> None:
     told: list[Any] = []
 
     def tell(message: Any) -> None:
         told.append(message)
-        kept.clear()  # the last reference to a pass that was half read goes
+        kept.clear()  # drops the last reference to a half-read pass
 
     queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, tell)
     queue.begin(FeedBegins(1, 1, False, call=1))
@@ -237,7 +237,7 @@ def test_a_pass_that_is_collected_while_the_driver_is_told_does_not_wait_for_its
     queue.stop()
 
 
-def test_the_rows_of_the_other_feeds_go_on_while_the_driver_is_told(tmp_path: Path) -> None:
+def test_other_feeds_continue_while_the_driver_is_notified(tmp_path: Path) -> None:
     telling, go_on = threading.Event(), threading.Event()
 
     def tell(message: Any) -> None:
@@ -259,8 +259,8 @@ def test_the_rows_of_the_other_feeds_go_on_while_the_driver_is_told(tmp_path: Pa
     queue.stop()
 
 
-def test_where_rows_are_repeated_a_pass_is_made_when_its_rows_are_there(node: Node) -> None:
-    """Whoever is ahead waits for more rows, and the one behind it for a step: neither may hold up the driver."""
+def test_a_repeated_pass_is_done_as_soon_as_its_rows_have_arrived(node: Node) -> None:
+    """The worker ahead waits for more rows and the one behind for a step; neither may block the driver."""
     node.feed(1, 0, 10, validates=True)
     node.feed(2, 0, 5, replays=1)
     node.queue.repeat()

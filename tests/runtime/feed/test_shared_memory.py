@@ -1,4 +1,4 @@
-"""Rows in shared memory: written by one process, read in place by another, and free when nobody needs them."""
+"""Rows in shared memory: one process writes them, another reads them in place, and unused blocks are free."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def all_free(pool: BlockPool) -> int:
     return len(blocks)
 
 
-def test_what_another_process_writes_is_read_in_place(pool: BlockPool) -> None:
+def test_rows_of_another_process_are_read_in_place(pool: BlockPool) -> None:
     block = pool.take()
     script = f"""
         import numpy as np, pyarrow as pa
@@ -64,7 +64,7 @@ def test_what_another_process_writes_is_read_in_place(pool: BlockPool) -> None:
     )
 
 
-def test_a_block_is_free_when_the_last_view_of_it_has_gone(pool: BlockPool) -> None:
+def test_a_block_is_free_when_the_last_view_of_it_is_deleted(pool: BlockPool) -> None:
     count = all_free(pool)
     block = pool.take()
     written = BlockWriter(pool.place).write(block, batch_of([1, 2, 3]))
@@ -80,7 +80,7 @@ def test_a_block_is_free_when_the_last_view_of_it_has_gone(pool: BlockPool) -> N
     assert all_free(pool) == count
 
 
-def test_there_is_no_block_when_all_are_in_use(pool: BlockPool) -> None:
+def test_take_returns_no_block_when_all_are_in_use(pool: BlockPool) -> None:
     taken = [pool.take() for _ in range(all_free(pool))]
     assert len(set(taken)) == len(taken)
     assert pool.take() == -1
@@ -88,7 +88,7 @@ def test_there_is_no_block_when_all_are_in_use(pool: BlockPool) -> None:
     assert pool.take() == taken[3]
 
 
-def test_rows_that_do_not_fit_are_not_written_over_the_next_block(pool: BlockPool) -> None:
+def test_rows_too_large_for_a_block_do_not_overwrite_the_next_block(pool: BlockPool) -> None:
     writer = BlockWriter(pool.place)
     first, second = sorted((pool.take(), pool.take()))
     written = writer.write(second, batch_of([7]))
@@ -97,7 +97,7 @@ def test_rows_that_do_not_fit_are_not_written_over_the_next_block(pool: BlockPoo
     assert pool.lend(second, written).column("id").to_pylist() == [7]
 
 
-def test_from_the_second_batch_on_the_largest_buffer_is_where_tensorflow_takes_it_as_it_is(pool: BlockPool) -> None:
+def test_later_batches_align_the_largest_buffer_so_that_tensorflow_need_not_copy_it(pool: BlockPool) -> None:
     writer = BlockWriter(pool.place)
     for rows in (100, 100, 101, 101):
         x = pa.array([[float(number)] * 30 for number in range(rows)], pa.list_(pa.float32()))
@@ -111,7 +111,7 @@ def test_from_the_second_batch_on_the_largest_buffer_is_where_tensorflow_takes_i
     assert aligned
 
 
-def test_memory_of_another_process_than_the_one_that_is_meant_is_not_written_to(pool: BlockPool) -> None:
+def test_memory_of_an_unintended_process_is_not_opened_for_writing(pool: BlockPool) -> None:
     assert BlockWriter.open(None) is None
     assert BlockWriter.open(replace(pool.place, inode=pool.place.inode + 1)) is None
     assert BlockWriter.open(replace(pool.place, descriptor=9999)) is None
@@ -119,7 +119,7 @@ def test_memory_of_another_process_than_the_one_that_is_meant_is_not_written_to(
     assert BlockWriter.open(pool.place) is not None
 
 
-def test_on_one_host_every_row_comes_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_one_host_every_row_is_sent_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     lent = []
     lend = BlockPool.lend
     monkeypatch.setattr(
@@ -139,7 +139,7 @@ def test_on_one_host_every_row_comes_by_blocks(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("hidden", [BlockPool, BlockWriter], ids=["no such memory here", "another container"])
-def test_where_there_are_no_blocks_every_row_comes_by_the_socket(
+def test_without_blocks_every_row_is_sent_over_the_socket(
     monkeypatch: pytest.MonkeyPatch, hidden: type[BlockPool] | type[BlockWriter]
 ) -> None:
     def refuse(*args: object) -> None:
@@ -157,8 +157,8 @@ def test_where_there_are_no_blocks_every_row_comes_by_the_socket(
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_main_that_keeps_what_it_was_given_keeps_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that never come back: when there are none left the rows take the other way."""
+def test_rows_that_main_keeps_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are never returned; when none is left, the rows are sent over the socket."""
     monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 4000)
     with driver_of(1) as driver:
@@ -193,8 +193,8 @@ def test_a_block_that_was_not_granted_is_refused() -> None:
         assert send(driver, feed, cut(ids_of_partition(1, 10), ()), partition=1) == 10
 
 
-def test_a_block_in_which_there_are_no_rows_is_an_error_and_free_again(pool: BlockPool) -> None:
-    """The end of what is in the block is not the end of the sender's stream."""
+def test_a_block_without_rows_is_an_error_and_is_freed(pool: BlockPool) -> None:
+    """The end of a block's data is not the end of the sender's stream."""
     writer = BlockWriter(pool.place)
     block = pool.take()
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), pa.schema([("id", pa.int64())])):

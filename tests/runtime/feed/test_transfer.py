@@ -1,6 +1,6 @@
-"""No row twice, no row lost: real senders, a real door and real Flight servers, under attempts that die.
+"""No row is repeated or lost: real senders, a real door and real Flight servers, while attempts die.
 
-The nodes are in this process (their passes are what a dataset reads); so are the tasks, but for the one that is killed.
+The nodes run in this process (a dataset would read their passes). So do the tasks, except for the one that is killed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class NodeInside:
 
 
 class Driver:
-    """The door with the real FeedController behind it, and the nodes in front."""
+    """The door with the real FeedController, and the nodes that connect to it."""
 
     def __init__(self, root: Path, nodes: int, **limits: int) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -172,7 +172,7 @@ def batch_of(ids: list[int]) -> pa.RecordBatch:
 
 
 def cut(ids: list[int], sizes: Iterable[int]) -> Iterator[pa.RecordBatch]:
-    """Cut rows into batches: of these sizes in turn, 0 among them, and the rest as one."""
+    """Cut rows into batches of these sizes in turn (0 is allowed), and the rest into one batch."""
     start = 0
     for size in sizes:
         if start >= len(ids):
@@ -184,12 +184,12 @@ def cut(ids: list[int], sizes: Iterable[int]) -> Iterator[pa.RecordBatch]:
 
 
 class Died(Exception):
-    """What an attempt dies of here."""
+    """The error that ends an attempt in these tests."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one attempt reads its partition, and when it dies: before a batch, before it tells the driver, or never."""
+    """How one attempt reads its partition, and whether it dies before a batch, before its report, or never."""
 
     sizes: tuple[int, ...] = ()
     dies_before_batch: int | None = None
@@ -202,11 +202,11 @@ class Attempt:
                 raise Died
             yield batch
         if self.dies_before_batch is not None and self.dies_before_batch > number:
-            raise Died  # all was sent, nothing acknowledged
+            raise Died  # everything was sent, nothing acknowledged
 
 
 class DyingClient(DoorClient):
-    """The door's client in a task that dies when the nodes have acknowledged all, before the driver knows."""
+    """The door's client of a task that dies after the nodes acknowledged all rows but before the driver knows."""
 
     def ask(self, question: Any, timeout: float = 30.0) -> Any:
         if isinstance(question, messages.PartitionDone):
@@ -216,11 +216,11 @@ class DyingClient(DoorClient):
 
 @dataclass
 class Partition:
-    """A partition of the DataFrame, and what Spark does with it."""
+    """A partition of the DataFrame and the attempts that Spark makes for it."""
 
     rows: int
     attempts: list[Attempt] = field(default_factory=list)
-    at_once: bool = False  # speculative attempts, rather than one after another
+    at_once: bool = False  # speculative attempts instead of consecutive ones
 
     def run(self, number: int, task: FeedTask) -> None:
         if self.at_once and self.attempts:
@@ -264,7 +264,7 @@ partitions = st.builds(
     buffer_bytes=st.sampled_from([1, 3000, 1 << 20]),
     slots=st.integers(1, 3),
 )
-def test_every_row_arrives_once_in_every_pass_whatever_dies(
+def test_every_row_arrives_once_in_every_pass_despite_failed_attempts(
     plan: list[Partition], nodes: int, epochs: int, buffer_bytes: int, slots: int
 ) -> None:
     with driver_of(nodes, buffer_bytes=buffer_bytes) as driver:
@@ -293,7 +293,7 @@ def test_every_row_arrives_once_in_every_pass_whatever_dies(
             assert feed.passes_done[name] == epochs
 
 
-# --- what a retried partition may not do ----------------------------------------------------------
+# --- errors in retried partitions -----------------------------------------------------------------
 
 
 def send(driver: Driver, feed: Feed, batches: Iterable[pa.RecordBatch], partition: int = 0) -> int:
@@ -307,7 +307,7 @@ def dying_after(ids: list[int], *sizes: int) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_retry_that_gives_other_rows_is_refused(nodes: int) -> None:
+def test_a_retry_with_different_rows_is_refused(nodes: int) -> None:
     ids = ids_of_partition(0, 200)
     with driver_of(nodes) as driver:
         feed = driver.begin()
@@ -318,14 +318,14 @@ def test_a_retry_that_gives_other_rows_is_refused(nodes: int) -> None:
         ):
             send(driver, feed, cut(ids[::-1], (70, 70)))
         assert feed.ledger.partitions_done == 0
-        assert send(driver, feed, cut(ids, (1, 2, 3))) == 200  # the same rows are still welcome
+        assert send(driver, feed, cut(ids, (1, 2, 3))) == 200  # the same rows are still accepted
         driver.read()
         driver.finish(feed)
         driver.await_readers()
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
+def test_a_retry_with_fewer_rows_is_refused() -> None:
     ids = ids_of_partition(0, 100)
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -338,11 +338,11 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         assert feed.ledger.partitions_done == 0
 
 
-def test_an_attempt_whose_input_breaks_off_leaves_the_partition_to_the_next_one() -> None:
+def test_an_attempt_with_truncated_input_leaves_the_partition_to_the_next_attempt() -> None:
     ids = ids_of_partition(0, 500)
     with driver_of(2) as driver:
         feed = driver.begin()
-        for end in (200, 90):  # PySpark ends the input of a task that is cancelled as if it were whole
+        for end in (200, 90):  # PySpark ends the input of a cancelled task as if it were complete
             with contextlib.suppress(FewerRows):
                 list(FeedTask(feed.number, driver.address)(cut(ids[:end], (70,))))
         assert feed.error is None
@@ -355,17 +355,17 @@ def test_an_attempt_whose_input_breaks_off_leaves_the_partition_to_the_next_one(
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_node_that_has_fewer_rows_than_were_sent_makes_the_task_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_fails_if_a_node_has_fewer_rows_than_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with driver_of(1) as driver:
         feed = driver.begin()
         intake = driver.nodes["worker:0"].passes.feed_rows(feed.number)
-        monkeypatch.setattr(intake, "accept", lambda *chunk, **known: None)  # what no node does: it loses them
+        monkeypatch.setattr(intake, "accept", lambda *chunk, **known: None)  # no real node does this: it loses the rows
         with pytest.raises(FeedFailed, match="worker:0 has 0 rows of partition 0, but 10 were sent"):
             send(driver, feed, cut(ids_of_partition(0, 10), ()))
         assert feed.ledger.partitions_done == 0
 
 
-def test_a_speculative_task_that_comes_after_the_partition_is_done_sends_nothing() -> None:
+def test_a_speculative_task_for_a_finished_partition_sends_nothing() -> None:
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver:
         feed = driver.begin()
@@ -373,13 +373,13 @@ def test_a_speculative_task_that_comes_after_the_partition_is_done_sends_nothing
         shares = feed.ledger.shares()
         taken: list[int] = []
         send(driver, feed, (taken.append(batch.num_rows) or batch for batch in cut(ids, (7, 100))))
-        assert sum(taken) == 300  # Spark's task still reads to its end
+        assert sum(taken) == 300  # Spark's task still reads all its input
         assert feed.ledger.shares() == shares
         assert (feed.ledger.rows, feed.ledger.partitions_done) == (300, 1)
         assert sum(node.passes.feed_rows(feed.number).rows_in for node in driver.nodes.values()) == 300
 
 
-def test_a_speculative_task_that_is_overtaken_ends_well() -> None:
+def test_an_overtaken_speculative_task_ends_without_an_error() -> None:
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver:
         feed = driver.begin()
@@ -404,7 +404,7 @@ def test_a_speculative_task_that_is_overtaken_ends_well() -> None:
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
+def test_a_task_killed_halfway_leaves_no_missing_and_no_repeated_rows() -> None:
     ids = ids_of_partition(0, 400)
     script = """
         import sys, threading
@@ -447,10 +447,10 @@ def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
             assert sorted(row for node in driver.nodes.values() for row in node.seen[number]) == ids
 
 
-# --- memory, disk, and nodes that want no more ----------------------------------------------------
+# --- memory, disk, and nodes that need no more rows -----------------------------------------------
 
 
-def test_a_full_node_makes_the_task_wait_and_a_reader_frees_it() -> None:
+def test_a_full_node_makes_the_task_wait_until_rows_are_read() -> None:
     ids = ids_of_partition(0, 20_000)
     with driver_of(1, buffer_bytes=1000) as driver:
         feed = driver.begin()
@@ -470,7 +470,7 @@ def test_a_full_node_makes_the_task_wait_and_a_reader_frees_it() -> None:
         assert node.seen == [ids]
 
 
-def test_a_node_over_its_spill_limit_says_so_and_nothing_is_replayed() -> None:
+def test_nothing_is_replayed_if_a_node_exceeds_its_spill_limit() -> None:
     ids = ids_of_partition(0, 500)
     with driver_of(2, spill_bytes=2000) as driver:
         feed = driver.begin(3)
@@ -483,7 +483,7 @@ def test_a_node_over_its_spill_limit_says_so_and_nothing_is_replayed() -> None:
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_node_that_has_enough_lets_the_task_end() -> None:
+def test_a_node_that_needs_no_more_rows_lets_the_task_finish() -> None:
     ids = ids_of_partition(0, 5000)
     with driver_of(1, buffer_bytes=1) as driver:
         feed = driver.begin(2)
@@ -492,15 +492,15 @@ def test_a_node_that_has_enough_lets_the_task_end() -> None:
             blocks = driver.nodes["worker:0"].passes.next_pass()
             assert blocks is not None
             next(blocks)
-            blocks.close()  # model.stop_training, take(1): the iterator goes
+            blocks.close()  # model.stop_training, take(1): the iterator is deleted
             assert sent.result(SECONDS) == 5000
         driver.read()
         driver.finish(feed)
         driver.await_readers()
-        assert driver.nodes["worker:0"].seen == [ids]  # the second pass is whole
+        assert driver.nodes["worker:0"].seen == [ids]  # the second pass is complete
 
 
-def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_bigger_than_a_message_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 3000)
     with driver_of(1) as driver:
@@ -515,7 +515,7 @@ def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -
 
 
 def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
-    """Write down every piece that a task sends: to whom, and which rows of the partition it holds."""
+    """Record every piece that a task sends: the node, and the rows of the partition in it."""
     pieces: list[tuple[str, Spans]] = []
     write = NodeStream.write
 
@@ -528,7 +528,7 @@ def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_pieces_of_one_node_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+def test_pieces_for_one_node_are_sent_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     monkeypatch.setattr(feed_task, "_WAIT", 60.0)
     pieces = sent_pieces(monkeypatch)
     ids = ids_of_partition(0, 5000)
@@ -539,11 +539,11 @@ def test_pieces_of_one_node_go_together(monkeypatch: pytest.MonkeyPatch, nodes: 
         driver.finish(feed)
         driver.await_readers()
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
-    assert sum(end - start for _, spans in pieces[:nodes] for start, end in spans) == 7  # the first batch goes at once
+    assert sum(end - start for _, spans in pieces[:nodes] for start, end in spans) == 7  # the first batch, sent at once
     assert sorted(node for node, _ in pieces[nodes:]) == sorted(driver.nodes)
 
 
-def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_that_wait_to_be_sent_are_limited_over_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_task, "_WAIT", 60.0)
     monkeypatch.setattr(feed_task, "_MOST_BYTES", 1000 * batch_of([0]).nbytes)
     pieces = sent_pieces(monkeypatch)
@@ -554,8 +554,8 @@ def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: py
     assert len(pieces) < 25
 
 
-def test_rows_that_become_large_are_sent_as_their_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of which the first ones are empty: by the first batch a million would not be too many to wait."""
+def test_the_size_of_a_send_follows_the_bytes_of_the_newest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pictures are empty: judging by the first batch, a million rows could wait."""
     monkeypatch.setattr(feed_task, "_WAIT", 60.0)
     monkeypatch.setattr(feed_task, "_ENOUGH_BYTES", 100_000)
     pieces = sent_pieces(monkeypatch)
@@ -575,7 +575,7 @@ def test_rows_that_become_large_are_sent_as_their_bytes_say(monkeypatch: pytest.
 
 
 def in_step(driver: Driver, rows: int) -> list[int]:
-    """Read row by row from all nodes in turn, as those do that train in step; return what came."""
+    """Read one row from each node in turn, as nodes that train in step do; return the rows."""
     blocks = {name: node.passes.next_pass() for name, node in driver.nodes.items()}
     left: dict[str, list[int]] = {name: [] for name in blocks}
     seen: list[int] = []
@@ -589,10 +589,10 @@ def in_step(driver: Driver, rows: int) -> list[int]:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
+def test_nodes_that_wait_for_each_other_are_fed_with_small_buffers(
     monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
-    """One that is full must not keep a task from the rows of the one that it waits for."""
+    """A full node must not stop a task from sending rows to the node that it waits for."""
     monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = [ids_of_partition(partition, 9000) for partition in range(partitions)]
     with driver_of(2, buffer_bytes=2000 * partitions) as driver, ThreadPoolExecutor(partitions + 1) as threads:
@@ -603,12 +603,12 @@ def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
             assert sorted(came.result(SECONDS)) == sorted({*came.result(SECONDS)})
         finally:
             for node in driver.nodes.values():
-                node.passes.stop()  # lets all go that wait
+                node.passes.stop()  # releases everything that waits
         assert [one.result(SECONDS) for one in sent] == [9000] * partitions
 
 
-def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that waits for them must not wait for the rest of a segment, too."""
+def test_rows_that_arrive_slowly_are_sent_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that waits for rows must not also wait for the rest of a segment."""
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     pieces = sent_pieces(monkeypatch)
     with driver_of(1) as driver:
@@ -618,14 +618,14 @@ def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.Mo
 
 
 def move_away(driver: Driver, *nodes: str) -> None:
-    """Have nodes look as if they were on another host: their sockets are not there."""
+    """Make nodes appear to be on another host: their sockets do not exist here."""
     for name in nodes:
         place = driver.places[name]
         driver.places[name] = FeedPlace("/nowhere", place.host, place.port, place.certificate)
 
 
-def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are held back for the node on the other host; while they come, the near one is ahead."""
+def test_a_node_on_the_same_host_is_preferred_but_all_get_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are held back for the node on the other host; meanwhile the near node is ahead."""
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     ids = ids_of_partition(0, 1001)
     with driver_of(2, buffer_bytes=1 << 30) as driver:
@@ -650,7 +650,7 @@ def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monke
     assert {len(one) for one in seen} == {500, 501}
 
 
-def test_no_more_is_held_back_than_a_node_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_held_back_are_limited_to_what_a_node_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     monkeypatch.setattr(feed_task, "_HELD_BYTES", 50 * batch_of([0]).nbytes)
     asked: list[messages.ClaimRows] = []
@@ -672,7 +672,7 @@ def test_no_more_is_held_back_than_a_node_takes_at_once(monkeypatch: pytest.Monk
 )
 @pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("far", [False, True], ids=["one host", "two hosts"])
-def test_nodes_have_equally_many_rows_to_a_row(sizes: list[int], nodes: int, far: bool) -> None:
+def test_the_shares_of_nodes_differ_by_at_most_one_row(sizes: list[int], nodes: int, far: bool) -> None:
     with driver_of(nodes) as driver, ThreadPoolExecutor(3) as slots:
         if far:
             move_away(driver, "worker:0")
@@ -713,7 +713,7 @@ def test_an_empty_partition_opens_no_stream() -> None:
         assert feed.ledger.partitions_done == 0
 
 
-def test_a_row_that_cannot_be_fed_is_told_to_the_driver_with_its_partition() -> None:
+def test_a_row_that_cannot_be_fed_is_reported_with_its_partition() -> None:
     with driver_of(1) as driver:
         feed = driver.begin()
         with pytest.raises(FeedFailed, match="row 1: 'four'"):
@@ -721,7 +721,7 @@ def test_a_row_that_cannot_be_fed_is_told_to_the_driver_with_its_partition() -> 
         assert str(feed.error) == "partition 0: column '_2', row 1: 'four' is a str, not int64"
 
 
-def test_a_node_that_takes_no_rows_is_named_before_any_is_sent() -> None:
+def test_a_node_that_accepts_no_rows_is_named_before_any_is_sent() -> None:
     with driver_of(2) as driver:
         feed = driver.begin()
         del driver.places["worker:1"]
@@ -729,7 +729,7 @@ def test_a_node_that_takes_no_rows_is_named_before_any_is_sent() -> None:
             send(driver, feed, [batch_of([1])])
 
 
-def test_rows_go_over_tls_to_a_node_on_another_host() -> None:
+def test_rows_are_sent_over_tls_to_a_node_on_another_host() -> None:
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver:
         move_away(driver, *driver.nodes)
@@ -761,7 +761,7 @@ def stream_to(place: FeedPlace, *, near: bool, headers: list[tuple[bytes, bytes]
 @pytest.mark.parametrize(
     "headers", [[], [(b"tfos-token", b"")], [(b"tfos-token", b"0" * 64)]], ids=["no", "empty", "wrong"]
 )
-def test_a_node_takes_no_rows_without_the_token(near: bool, headers: list[tuple[bytes, bytes]]) -> None:
+def test_a_node_accepts_no_rows_without_the_token(near: bool, headers: list[tuple[bytes, bytes]]) -> None:
     with driver_of(1) as driver:
         driver.begin()
         with pytest.raises(flight.FlightUnauthenticatedError, match="no valid token"):
@@ -808,7 +808,7 @@ cells = st.one_of(
 
 @st.composite
 def rows_of_any_type(draw: st.DrawFn) -> pa.RecordBatch:
-    """Rows of some columns, of which some values are null, at different places in what lies behind them."""
+    """Rows of several columns with some nulls, at different offsets in their buffers."""
     count = draw(st.integers(1, 10))
     columns = []
     for kind, value in draw(st.lists(cells, min_size=1, max_size=3)):
@@ -826,7 +826,7 @@ def fingerprint_of(*batches: pa.RecordBatch) -> int:
 
 @settings(deadline=None, max_examples=100)
 @given(rows_of_any_type(), st.data())
-def test_a_fingerprint_is_of_the_rows_and_their_order_however_they_are_cut(
+def test_a_fingerprint_depends_on_the_rows_and_their_order_not_on_the_batches(
     rows: pa.RecordBatch, data: st.DataObject
 ) -> None:
     ends = sorted(data.draw(st.lists(st.integers(0, rows.num_rows), max_size=3), label="cut"))
@@ -842,7 +842,7 @@ UNLIKE = (list(range(8)), [7, 6, 5, 4, 3, 2, 1, 0], False)
 
 
 class Turns:
-    """Has attempts read their next batch in an order, as far as they are not waiting for each other."""
+    """Makes attempts read their next batches in a given order, unless they wait for each other."""
 
     def __init__(self, order: list[int], patience: float) -> None:
         self._left, self._changed, self._patience = list(order), threading.Condition(), patience
@@ -865,18 +865,18 @@ class Turns:
     nodes=st.integers(1, 2),
     patience=st.just(0.03),
 )
-# The second comes when the first has sent four rows, or six, and is through before it: it has other rows, or alike.
+# The second attempt begins after the first has sent four or six rows, and ends first. Its rows differ or are equal.
 @example(UNLIKE, ([4], [4]), [0, *[1] * 12], 1, 1.0)
 @example(UNLIKE, ([3, 3], [2, 2, 2]), [0, 0, *[1] * 12], 2, 1.0)
 @example((*UNLIKE[:2], True), ([4], [3, 3]), [0, *[1] * 12], 1, 1.0)
-def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refused(
+def test_two_attempts_at_once_deliver_each_row_once_or_are_refused(
     orders: tuple[list[int], list[int], bool],
     sizes: tuple[list[int], list[int]],
     turns: list[int],
     nodes: int,
     patience: float,
 ) -> None:
-    """As where Spark speculates on input without an order."""
+    """Their rows come in any order, as when Spark speculates on unordered input."""
     first, second, alike = orders
     with driver_of(nodes) as driver, pytest.MonkeyPatch.context() as patch:
         patch.setattr(feed_task, "_WAIT", 0.0)  # each batch is sent as it comes
@@ -906,8 +906,10 @@ def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refu
 
 
 @pytest.mark.parametrize("later", ["breaks off", "is silent", "is through"])
-def test_an_attempt_that_another_overtakes_goes_on_when_it_can(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark counts it as no failure: the same may be overtaken as often as it speculates."""
+def test_an_overtaken_attempt_continues_when_the_later_one_stops_sending(
+    later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark counts this as no failure: the same attempt may be overtaken any number of times."""
     monkeypatch.setattr("tfos_nb.runtime.feed.feed_rows._SILENT", 0.5)
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     ids = ids_of_partition(0, 300)
@@ -936,7 +938,7 @@ def test_an_attempt_that_another_overtakes_goes_on_when_it_can(later: str, monke
         fast = pool.submit(send, driver, feed, sent_later())
         try:
             assert slow.result(SECONDS) == 300
-        except NodeHungUp:  # its rows were on their way when the later one came: Spark runs it again
+        except NodeHungUp:  # its rows were in transit when the later attempt began: Spark runs it again
             assert later != "is through"
             assert send(driver, feed, cut(ids, ())) == 300
         over.set()
@@ -947,7 +949,7 @@ def test_an_attempt_that_another_overtakes_goes_on_when_it_can(later: str, monke
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
 
 
-def test_a_feed_task_travels_and_keeps_its_token_to_itself() -> None:
+def test_a_feed_task_can_be_pickled_and_its_repr_hides_its_token() -> None:
     from pyspark import cloudpickle
 
     task = FeedTask(1, DoorAddress("h", 1, b"c", "secret"))

@@ -1,9 +1,9 @@
-"""The GPUs of a node by NVML: as Spark addresses them, in their own thread, and nothing at all where there is none.
+"""The GPUs of a node by NVML: addressed as in Spark, measured in their own thread, empty without a GPU.
 
-The fake has pynvml's functions as its documentation describes them; the real one is asked too.
+The fake has pynvml's functions as its documentation describes them; the real pynvml is tested too.
 """
 
-# ruff: noqa: N802 - these are the names that pynvml gives
+# ruff: noqa: N802 - these are pynvml's names
 from __future__ import annotations
 
 import logging
@@ -30,7 +30,7 @@ class NotFound(Exception):
 
 
 class FakeNvml:
-    """Two GPUs, the second of them in two MIG parts."""
+    """Two GPUs, the second of them split into two MIG instances."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -55,7 +55,7 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, handle: str) -> Any:
         self._listen("name")
-        return b"NVIDIA H100" if handle == "gpu0" else f"NVIDIA {handle}"  # older pynvml gives bytes
+        return b"NVIDIA H100" if handle == "gpu0" else f"NVIDIA {handle}"  # older versions of pynvml return bytes
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         self._listen("rates")
@@ -103,7 +103,7 @@ def test_gpus_are_found_as_spark_addresses_them(addresses: tuple[str, ...], figu
     ],
     ids=["name", "rates", "memory", "all"],
 )
-def test_one_query_that_fails_takes_nothing_from_the_others_and_is_told_once(
+def test_a_failing_query_does_not_affect_the_others_and_is_logged_once(
     mute: set[str], figures: tuple[GpuFigures, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     nvml = FakeNvml()
@@ -113,10 +113,10 @@ def test_one_query_that_fails_takes_nothing_from_the_others_and_is_told_once(
         assert [gpus.measure() for _ in range(5)] == [figures] * 5
     assert len(caplog.records) == 1
     nvml.mute = set()
-    assert gpus.measure() == (WHOLE,)  # it may come back
+    assert gpus.measure() == (WHOLE,)  # the figure may come back
 
 
-def test_a_host_without_nvml_has_no_figures_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_without_nvml_has_no_figures_and_logs_that_once(caplog: pytest.LogCaptureFixture) -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -146,7 +146,7 @@ def test_a_real_gpu_has_a_name_and_memory() -> None:
     gpus.close()
 
 
-def test_a_watch_looks_until_it_is_closed_and_closes_nvml() -> None:
+def test_a_watch_measures_until_it_is_closed_and_then_closes_nvml() -> None:
     nvml = FakeNvml()
     measured = threading.Event()
     memory = nvml.nvmlDeviceGetMemoryInfo
@@ -166,7 +166,7 @@ def test_a_watch_looks_until_it_is_closed_and_closes_nvml() -> None:
     assert nvml.opened == 0
 
 
-def test_a_driver_that_hangs_holds_nobody_up() -> None:
+def test_a_hanging_gpu_driver_blocks_nothing_else() -> None:
     hangs, asked = threading.Event(), threading.Event()
     nvml = FakeNvml()
 
@@ -184,7 +184,7 @@ def test_a_driver_that_hangs_holds_nobody_up() -> None:
     assert not watch.thread.is_alive()
 
 
-def test_figures_of_long_ago_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_figures_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = GpuWatch(())
     watch._newest = (100.0, (WHOLE,))
     for now, shown in ((105.0, (WHOLE,)), (111.0, ())):

@@ -1,4 +1,4 @@
-"""Memory that a task frees is filled again, and does not pile up behind it."""
+"""Memory that a task frees is reused and does not accumulate."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ COUNTING = """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="it needs glibc 2.33")
-def test_the_memory_of_a_batch_is_used_for_the_next_and_no_more_than_that_stays() -> None:
+def test_the_memory_of_a_batch_is_reused_for_the_next_and_no_more_is_kept() -> None:
     script = [sys.executable, "-c", textwrap.dedent(COUNTING)]
     environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     ended = subprocess.run(script, env=environment, capture_output=True, text=True, check=True)
     kept, again, megabytes = map(float, ended.stdout.split())
-    assert kept < 0.1  # of its pages: each would be cleared anew
+    assert kept < 0.1  # share of its pages: each would have to be zeroed again
     assert again < 0.1
-    assert megabytes < 300  # and 480 were freed
+    assert megabytes < 300  # although 480 were freed

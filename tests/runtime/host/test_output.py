@@ -1,4 +1,4 @@
-"""What a process writes: whole lines, in time, in bounded memory, and the process is never held up.
+"""The output of a process: whole lines, without delay, in bounded memory, and the process is never blocked.
 
 The writers are real processes.
 """
@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 
 class Written:
-    """The output of a Python script, and how often it told that there is some."""
+    """The output of a Python script, and how often its arrival was announced."""
 
     def __init__(self, script: str) -> None:
         command = [sys.executable, "-c", script]
@@ -31,7 +31,7 @@ class Written:
         self.output = Output(self.process.stdout, self.told.release, gpu=False)
 
     def lines(self) -> list[str]:
-        """Wait for the end of the process, then take all."""
+        """Wait for the end of the process, then take all lines."""
         self.output.thread.join(SECONDS)
         assert not self.output.thread.is_alive()
         lines: list[str] = []
@@ -82,26 +82,28 @@ def writing(data: bytes) -> str:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_lines_come_out_as_they_look(run: Callable[[str], Written], data: bytes, lines: list[str]) -> None:
+def test_lines_are_shown_as_a_terminal_would_show_them(
+    run: Callable[[str], Written], data: bytes, lines: list[str]
+) -> None:
     assert run(writing(data)).lines() == lines
 
 
-def test_what_tensorflow_says_at_every_start_is_left_out(run: Callable[[str], Written]) -> None:
+def test_tensorflows_startup_messages_are_left_out(run: Callable[[str], Written]) -> None:
     start = "import os; os.dup2(1, 2); os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"  # as in a node without a GPU
     script = f"{start}; import tensorflow; tensorflow.constant(1); print('the user', flush=True)"
     assert run(script).lines() == ["the user"]
 
 
-def test_it_is_left_out_of_what_a_file_has_taken(tmp_path: Path) -> None:
+def test_startup_messages_are_left_out_of_output_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "written"
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # as the processes of nodes are
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # as in the processes of nodes
     with file.open("wb") as out:
         subprocess.run([sys.executable, "-c", "import tensorflow"], stderr=out, env=quiet, check=True)
     assert without_chatter(f"{file.read_text()}the user\n") == "the user"
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_lines_are_whole_wherever_the_pipe_cuts_them(run: Callable[[str], Written], end: bytes) -> None:
+def test_lines_are_whole_wherever_the_pipe_splits_them(run: Callable[[str], Written], end: bytes) -> None:
     script = f"""
 import os
 data = b"".join(b"%d " % line + b"x" * (line % 61) + {end!r} for line in range(3000))
@@ -111,7 +113,7 @@ for at in range(0, len(data), 67):
     assert run(script).lines() == [f"{line} " + "x" * (line % 61) for line in range(3000)]
 
 
-def test_a_line_is_told_as_soon_as_it_is_written(run: Callable[[str], Written]) -> None:
+def test_a_line_is_announced_as_soon_as_it_is_written(run: Callable[[str], Written]) -> None:
     written = run("print('one', flush=True); input(); print('two', flush=True); input()")
     for line in ("one", "two"):
         assert written.told.acquire(timeout=SECONDS)
@@ -121,7 +123,7 @@ def test_a_line_is_told_as_soon_as_it_is_written(run: Callable[[str], Written]) 
         written.go_on()
 
 
-def test_an_unfinished_line_that_is_written_over_is_shown_now_and_then(run: Callable[[str], Written]) -> None:
+def test_an_unfinished_line_that_is_overwritten_is_shown_from_time_to_time(run: Callable[[str], Written]) -> None:
     script = "import sys\nfor i in range(5000): sys.stderr.write(f'\\r{i} of 5000'); sys.stderr.flush()\ninput()"
     written = run("import os; os.dup2(1, 2)\n" + script)
     assert written.told.acquire(timeout=SECONDS)
@@ -132,7 +134,7 @@ def test_an_unfinished_line_that_is_written_over_is_shown_now_and_then(run: Call
 
 
 @pytest.mark.slow
-def test_a_hundred_megabytes_are_read_in_bounded_memory_and_what_is_left_out_is_counted(
+def test_a_hundred_megabytes_take_bounded_memory_and_omitted_lines_are_counted(
     run: Callable[[str], Written],
 ) -> None:
     script = """
@@ -145,7 +147,7 @@ for number in range(10):
         written = run(script)
         lines: list[str] = []
         biggest = 0
-        while not (taken := written.output.take()) or len(lines) < 50_000:  # a reader who is far too slow
+        while not (taken := written.output.take()) or len(lines) < 50_000:  # a reader that is far too slow
             lines += taken
             biggest = max(biggest, sum(map(len, taken)))
             if not written.output.thread.is_alive() and not taken:
@@ -180,7 +182,7 @@ def test_an_endless_line_takes_bounded_memory(run: Callable[[str], Written]) -> 
     assert peak < 4 << 20
 
 
-def test_a_line_without_its_end_is_shown_after_a_while_and_then_once_as_a_whole(run: Callable[[str], Written]) -> None:
+def test_an_unfinished_line_is_shown_after_a_while_and_later_once_as_a_whole(run: Callable[[str], Written]) -> None:
     script = (
         "print('half', end='', flush=True); input(); print(' a line'); print('asked: ', end='', flush=True); input()"
     )
@@ -194,7 +196,7 @@ def test_a_line_without_its_end_is_shown_after_a_while_and_then_once_as_a_whole(
     assert shown + written.lines() == ["half", "half a line", "asked: "]
 
 
-def test_a_line_that_grows_bit_by_bit_is_not_told_bit_by_bit(run: Callable[[str], Written]) -> None:
+def test_a_slowly_growing_line_is_not_announced_for_every_character(run: Callable[[str], Written]) -> None:
     script = """
 import sys, time
 for _ in range(30):

@@ -1,1 +1,1 @@
-"""Rows that want answers from a running ``main``, and their answers in their order."""
+"""Rows sent to a running ``main`` for inference, and their results in order."""

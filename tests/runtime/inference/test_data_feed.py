@@ -1,4 +1,4 @@
-"""Rows as lists and rows that want answers, in one process: a real Flight server, a real door, real tasks' code."""
+"""Rows as lists and inference rows, in one process: a real Flight server, a real door, the real code of tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 30.0
 
 
 class Ctx:
-    """As much of a ``ctx`` as gives out rows as lists."""
+    """The part of a ``ctx`` that gives out rows as lists."""
 
     def __init__(self, rows: RowLists) -> None:
         self._rows = rows
@@ -76,7 +76,7 @@ class Node:
         self.ctx = Ctx(RowLists(name, True, self.queues, self.exchange))
 
     def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
-        """Bring a feed in, as the messages and the Flight server do."""
+        """Feed rows, as the messages and the Flight server do."""
         self.queues.begin(messages.FeedBegins(number, replays + 1, replays > 0, call=number, queue=queue))
         schema = blocks[0].schema.serialize().to_pybytes()
         self.queues.describe(messages.FeedSchema(number, schema, {}))
@@ -100,7 +100,7 @@ def numbers(*sizes: int, start: int = 0) -> list[pa.RecordBatch]:
     return blocks
 
 
-def test_the_size_of_a_batch_may_be_a_number_of_numpys(node: Node) -> None:
+def test_the_batch_size_may_be_a_numpy_integer(node: Node) -> None:
     node.feed(1, numbers(5))
     feed = node.ctx.get_data_feed()
     assert feed.next_batch(np.int64(3)) == [(0,), (1,), (2,)]
@@ -109,7 +109,7 @@ def test_the_size_of_a_batch_may_be_a_number_of_numpys(node: Node) -> None:
             feed.next_batch(size)  # type: ignore[arg-type]
 
 
-# --- rows are what they were ----------------------------------------------------------------------
+# --- rows are unchanged ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_the_size_of_a_batch_may_be_a_number_of_numpys(node: Node) -> None:
     ],
     ids=str,
 )
-def test_a_row_of_an_rdd_comes_as_it_was(rows: list[Any]) -> None:
+def test_a_row_of_an_rdd_arrives_unchanged(rows: list[Any]) -> None:
     block = next(batches_of_rows(rows))
     assert RowMaker(block.schema).rows(block) == rows
     assert [type(row) for row in RowMaker(block.schema).rows(block)] == [type(row) for row in rows]
 
 
-def test_named_rows_are_tuples_with_names() -> None:
+def test_rows_with_names_are_named_tuples() -> None:
     block = pa.RecordBatch.from_pydict({"label": [1, None], "pixels": [[1.0, 2.0], [3.0]], "a b": ["x", "y"]})
     one, two = RowMaker(block.schema).rows(block)
     assert isinstance(one, tuple)
@@ -145,19 +145,19 @@ def test_named_rows_are_tuples_with_names() -> None:
         _ = one["x"]
 
 
-def test_lists_are_arrays_where_that_is_asked_for() -> None:
+def test_lists_become_arrays_on_request() -> None:
     block = next(batches_of_rows([([1.0, 2.0], "a"), ([3.0], "b")]))
     rows = RowMaker(block.schema, arrays=True).rows(block)
     assert all(isinstance(row[0], np.ndarray) for row in rows)
     assert [row[0].tolist() for row in rows] == [[1.0, 2.0], [3.0]]
 
 
-def test_arrays_in_an_rdd_come_as_arrays() -> None:
+def test_arrays_in_an_rdd_arrive_as_arrays() -> None:
     block = next(batches_of_rows([np.arange(3.0), np.arange(2.0)]))
     assert [row.tolist() for row in RowMaker(block.schema).rows(block)] == [[0.0, 1.0, 2.0], [0.0, 1.0]]
 
 
-def test_pictures_in_an_rdd_come_as_they_went_or_as_lists_within_a_tuple() -> None:
+def test_pictures_in_an_rdd_arrive_unchanged_or_as_lists_in_a_tuple() -> None:
     alone = next(batches_of_rows([np.full((2, 3), 7, "uint8"), np.zeros((1, 2), "uint8")]))
     assert [row.tolist() for row in RowMaker(alone.schema).rows(alone)] == [[[7] * 3] * 2, [[0, 0]]]
     labelled = next(batches_of_rows([(np.eye(2), 1)]))
@@ -171,7 +171,7 @@ def test_a_sliced_column_with_nulls_keeps_its_rows() -> None:
     assert [tuple(row) for row in rows] == [(None, None, None), ([3, 4], 3, []), ([5, 6], None, ["b", None])]
 
 
-def test_a_mapping_goes_by_the_sorted_names_where_rows_have_none() -> None:
+def test_a_mapping_uses_sorted_names_if_rows_have_no_names() -> None:
     block = next(batches_of_rows([(1, 2), (3, 4)]))
     assert columns_by_mapping(block, {"b": "tb", "a": "ta"}) == {"ta": [1, 3], "tb": [2, 4]}
     named = pa.RecordBatch.from_pydict({"b": [1], "x": [0], "a": [2]})
@@ -183,7 +183,7 @@ def test_a_mapping_goes_by_the_sorted_names_where_rows_have_none() -> None:
 # --- train ----------------------------------------------------------------------------------------
 
 
-def test_batches_go_over_blocks_passes_and_feeds_without_a_seam(node: Node) -> None:
+def test_a_batch_may_span_blocks_passes_and_feeds(node: Node) -> None:
     node.feed(1, numbers(5, 3), replays=1)
     node.feed(2, numbers(2, start=100))
     node.queues.close()
@@ -198,14 +198,14 @@ def test_batches_go_over_blocks_passes_and_feeds_without_a_seam(node: Node) -> N
     assert [done.number for done in node.told] == [1, 2, 1]
 
 
-def test_whoever_asks_again_goes_on_where_the_first_was(node: Node) -> None:
+def test_a_second_data_feed_continues_where_the_first_stopped(node: Node) -> None:
     node.feed(1, numbers(6))
     node.queues.close()
     assert [row.id for row in node.ctx.get_data_feed().next_batch(4)] == [0, 1, 2, 3]
     assert [row.id for row in node.ctx.get_data_feed().next_batch(4)] == [4, 5]
 
 
-def test_a_mapped_feed_gives_lists_by_tensor(node: Node) -> None:
+def test_a_mapped_feed_returns_lists_by_tensor(node: Node) -> None:
     node.feed(1, [next(batches_of_rows([([1.0], 7), ([2.0], 8)]))])
     node.queues.close()
     feed = node.ctx.get_data_feed(input_mapping={"image": "x", "label": "y"})
@@ -213,7 +213,7 @@ def test_a_mapped_feed_gives_lists_by_tensor(node: Node) -> None:
     assert feed.next_batch(10) == {"x": [], "y": []}
 
 
-def test_terminate_ends_the_feed_and_tells_the_driver(node: Node) -> None:
+def test_terminate_ends_the_feed_and_informs_the_driver(node: Node) -> None:
     node.feed(1, numbers(6), replays=3)
     feed = node.ctx.get_data_feed()
     feed.next_batch(2)
@@ -225,7 +225,7 @@ def test_terminate_ends_the_feed_and_tells_the_driver(node: Node) -> None:
     assert [done.enough for done in node.told if done.feed == 2] == [True]
 
 
-def test_each_queue_is_read_apart(tmp_path: Path) -> None:
+def test_each_queue_is_read_separately(tmp_path: Path) -> None:
     node = Node(tmp_path, queues=("input", "valid"))
     node.feed(1, numbers(3, start=10), queue="valid")
     node.feed(2, numbers(2))
@@ -236,7 +236,7 @@ def test_each_queue_is_read_apart(tmp_path: Path) -> None:
         node.ctx.get_data_feed(qname_in="vaild")
 
 
-def test_a_node_that_is_not_fed_says_so(node: Node) -> None:
+def test_a_data_feed_on_a_node_without_a_feed_is_an_error(node: Node) -> None:
     ctx = Ctx(RowLists("ps:0", False, node.queues, node.exchange))
     with pytest.raises(FeedFailed, match="ps:0 gets no rows from Spark"):
         ctx.get_data_feed()
@@ -245,7 +245,7 @@ def test_a_node_that_is_not_fed_says_so(node: Node) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, None])
-def test_a_batch_size_is_a_whole_number(node: Node, size: Any) -> None:
+def test_a_batch_size_must_be_a_whole_number(node: Node, size: Any) -> None:
     with pytest.raises(FeedFailed, match="whole number, 1 or more"):
         node.ctx.get_data_feed().next_batch(size)
     with pytest.raises(FeedFailed, match="whole number, 1 or more"):
@@ -295,12 +295,12 @@ def test_results_of_many_shapes_become_the_columns_of_the_schema(results: Any) -
     ],
     ids=str,
 )
-def test_one_column_takes_plain_results(kind: pa.DataType, results: Any, expected: list[Any]) -> None:
+def test_one_column_accepts_plain_results(kind: pa.DataType, results: Any, expected: list[Any]) -> None:
     schema = pa.schema([("p", kind)])
     assert Answers(results).cut(0, 2, schema).column(0).to_pylist() == expected
 
 
-def test_an_array_with_a_value_a_column_is_taken_apart() -> None:
+def test_an_array_with_one_value_per_column_is_split() -> None:
     schema = pa.schema([("a", pa.float64()), ("b", pa.float64())])
     assert Answers(np.array([[1.0, 2.0]])).cut(0, 1, schema).to_pylist() == [{"a": 1.0, "b": 2.0}]
     with pytest.raises(FeedFailed, match="a result has 3 values; the schema has a, b"):
@@ -332,7 +332,7 @@ def test_results_that_do_not_fit_are_named(results: Any, told: str) -> None:
 
 
 class Tensor:
-    """What is not NumPy's, and can be made so, as TensorFlow's tensors."""
+    """An object that NumPy can convert to an array, such as a TensorFlow tensor."""
 
     def __init__(self, value: Any) -> None:
         self._value = np.asarray(value)
@@ -350,7 +350,7 @@ def test_tensors_among_the_results_of_an_rdd_become_arrays_and_numbers() -> None
     assert (one, two.tolist(), text, three, none) == (1.5, [1, 2], "a", {"p": [3]}, None)
 
 
-def test_results_of_an_rdd_are_data_of_any_kind() -> None:
+def test_results_of_an_rdd_may_be_any_data() -> None:
     given: list[Any] = [1, "a", (1, [2.5]), {"k": b"v"}, None]
     assert listed(Answers(given).cut(0, 5, None).column(0)[0].as_py()) == given
     rows = listed(Answers({"a": np.arange(2), "b": ["x", "y"]}).cut(0, 2, None).column(0)[0].as_py())
@@ -363,7 +363,7 @@ def test_results_of_an_rdd_are_data_of_any_kind() -> None:
 
 
 class Driver:
-    """The door with the real placement behind it, and nodes in front of it."""
+    """The door with the real placement, and the nodes that connect to it."""
 
     def __init__(self, root: Path, nodes: int = 1, buffer: int = 1 << 20) -> None:
         self.why = ""
@@ -429,7 +429,7 @@ def in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 
 def doubled(node: Node) -> list[int]:
-    """A main that answers until the end; tells its batches' sizes."""
+    """A main that answers until the end and returns the sizes of its batches."""
     feed, sizes = node.ctx.get_data_feed(False), []
     while not feed.should_stop():
         rows = feed.next_batch(100)
@@ -439,7 +439,7 @@ def doubled(node: Node) -> list[int]:
     return sizes
 
 
-def test_every_row_gets_its_result_in_order_while_tasks_run_side_by_side(driver: Driver) -> None:
+def test_results_come_in_the_order_of_the_rows_while_tasks_run_in_parallel(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
     main, sizes = in_thread(lambda: doubled(node))
     lots = [list(range(start, start + 2500)) for start in range(0, 20000, 2500)]
@@ -452,7 +452,7 @@ def test_every_row_gets_its_result_in_order_while_tasks_run_side_by_side(driver:
     assert max(sizes[0]) == 100
 
 
-def test_a_frame_keeps_its_columns_beside_the_results_and_sends_only_what_is_wanted(driver: Driver) -> None:
+def test_a_frame_keeps_its_columns_but_sends_only_the_selected_ones(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
 
     def main() -> None:
@@ -473,7 +473,7 @@ def test_a_frame_keeps_its_columns_beside_the_results_and_sends_only_what_is_wan
 
 
 @pytest.mark.parametrize("across", [False, True])
-def test_a_batch_holds_several_partitions_only_where_that_is_allowed(driver: Driver, across: bool) -> None:
+def test_a_batch_contains_rows_of_several_partitions_only_if_allowed(driver: Driver, across: bool) -> None:
     node = driver.nodes["worker:0"]
     with ThreadPoolExecutor(3) as pool:
         tasks = [pool.submit(lambda rows=rows: list(task(driver.address)(rows))) for rows in ([1, 2], [3, 4], [5])]
@@ -506,7 +506,7 @@ def test_results_may_be_given_for_several_batches_at_once(driver: Driver) -> Non
     assert found == [list(range(10))]
 
 
-def test_too_few_results_are_an_error_when_the_next_rows_are_asked_for(driver: Driver) -> None:
+def test_too_few_results_are_an_error_when_the_next_rows_are_requested(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     feed = node.ctx.get_data_feed(False)
@@ -542,7 +542,7 @@ def test_a_request_that_is_not_replied_to_is_an_error(driver: Driver) -> None:
     assert "have no result" in str(found[0])
 
 
-def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_gets_an_error_if_main_returns_early(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_WHY_SECONDS", 0.1)
     node = driver.nodes["worker:0"]
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
@@ -554,16 +554,16 @@ def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkey
         list(task(driver.address)(range(3)))
 
 
-def test_a_main_that_asks_for_no_rows_is_named_after_the_timeout_and_not_waited_for_twice(driver: Driver) -> None:
+def test_a_main_that_requests_no_rows_is_an_error_after_one_timeout(driver: Driver) -> None:
     with pytest.raises(
         FeedFailed, match=r"10 rows of partition 0 .* for 0.2 s. main has asked for none: .*ctx.requests"
     ):
         list(task(driver.address, timeout=0.2)(range(10)))
     with pytest.raises(FeedFailed, match="main has asked for none"):
-        list(task(driver.address, timeout=1000.0)(range(10)))  # nothing has moved since
+        list(task(driver.address, timeout=1000.0)(range(10)))  # nothing has changed since
 
 
-def test_a_task_that_hangs_up_leaves_the_node_to_the_others(driver: Driver) -> None:
+def test_a_task_that_disconnects_leaves_the_node_usable_for_others(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
     main, _ = in_thread(lambda: doubled(node))
     results = task(driver.address)(range(100_000))
@@ -575,7 +575,7 @@ def test_a_task_that_hangs_up_leaves_the_node_to_the_others(driver: Driver) -> N
     assert not main.is_alive()
 
 
-def test_rows_beyond_the_nodes_memory_wait_and_get_through(tmp_path: Path) -> None:
+def test_rows_beyond_the_nodes_memory_limit_wait_and_are_answered(tmp_path: Path) -> None:
     driver = Driver(tmp_path, buffer=5000)
     try:
         node = driver.nodes["worker:0"]
@@ -585,12 +585,12 @@ def test_rows_beyond_the_nodes_memory_wait_and_get_through(tmp_path: Path) -> No
         assert list(task(driver.address)(range(30_000))) == list(range(30_000))
         node.exchange.close()
         main.join(SECONDS)
-        assert len(sizes[0]) > 1  # a batch is what fits, if that is less than was asked for
+        assert len(sizes[0]) > 1  # a batch has as many rows as fit, if that is fewer than requested
     finally:
         driver.close()
 
 
-def test_an_error_of_the_rows_themselves_is_the_tasks(driver: Driver) -> None:
+def test_an_error_in_reading_the_rows_is_raised_in_the_task(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
     main, _ = in_thread(lambda: doubled(node))
 
@@ -605,12 +605,12 @@ def test_an_error_of_the_rows_themselves_is_the_tasks(driver: Driver) -> None:
     assert not main.is_alive()
 
 
-def test_without_a_row_nobody_is_asked() -> None:
+def test_an_empty_partition_makes_no_request() -> None:
     nowhere = DoorAddress("127.0.0.1", 1, b"", "t")
     assert list(task(nowhere)([])) == []
 
 
-def test_a_node_that_ends_without_knowing_why_leaves_it_to_the_driver(driver: Driver) -> None:
+def test_the_driver_gives_the_reason_when_a_node_ends_without_one(driver: Driver) -> None:
     node = driver.nodes["worker:0"]
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     node.ctx.get_data_feed(False).next_batch(5)
@@ -629,7 +629,7 @@ def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
     main.join(SECONDS)
 
 
-def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
+def test_a_request_without_the_token_is_refused(driver: Driver) -> None:
     client = connect(driver.servers["worker:0"].place, near=True)
     ticket = wire.encode(serving.Ticket("input", 0, 0, b"", 1.0))
     with pytest.raises(flight.FlightUnauthenticatedError):  # at once, or when the answer is read
@@ -638,7 +638,7 @@ def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
     client.close()
 
 
-def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
+def test_a_task_of_an_ended_cluster_gets_an_error(driver: Driver) -> None:
     driver.close()
     with pytest.raises(
         FeedFailed, match="cluster c cannot be reached at .* so it has ended: its main has returned, or"
@@ -646,10 +646,10 @@ def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
         list(task(driver.address)(range(4)))
 
 
-# --- who answers what -----------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
-def test_the_messages_of_inference_cross_a_wire() -> None:
+def test_the_messages_of_inference_can_be_sent() -> None:
     ticket = serving.Ticket("input", 3, 4, b"s", 5.0)
     assert wire.decode(wire.encode(ticket)) == ticket
     assert isinstance(FeedRow((1,)), tuple)

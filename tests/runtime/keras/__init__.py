@@ -1,4 +1,4 @@
-"""The patches of Keras, each by what it mends in one worker or two.
+"""Tests of the patches of Keras: what each one fixes, with one worker or two.
 
-Whether whole Keras programs come to the numbers of one process, ``tests/keras_parity`` shows.
+``tests/keras_parity`` compares the results of whole Keras programs with those of a single process.
 """

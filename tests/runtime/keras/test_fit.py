@@ -1,4 +1,4 @@
-"""Keras under TensorFlow's synchronous strategies, in processes of their own as in a cluster."""
+"""Keras under TensorFlow's synchronous strategies, in separate processes as in a cluster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TWO_WORKERS = (
     "own_train_step",
 )
 THREE_WORKERS = ("no_row_on_one", "epochs_of_different_length")
-# BatchNormalization that is not synchronized: where two workers have rows, each normalizes by its own part of a batch.
+# Unsynchronized BatchNormalization: if two workers have rows, each normalizes by its own part of a batch.
 PARTLY_NORMALIZED = "no_row_on_one"
 
 
 def run_workers(count: int, program: str, out: pathlib.Path, *arguments: str) -> list[dict[str, Any]]:
-    """Run the program as all workers of a cluster; return what each of them wrote."""
+    """Run the program as all workers of a cluster; return what each worker wrote."""
     workers = programs.run_workers(count, PROGRAMS / program, str(out), *arguments)
     written = [pathlib.Path(f"{out}.{index}") for index in range(count)]
     for index, file in enumerate(written):
@@ -41,7 +41,7 @@ def run_workers(count: int, program: str, out: pathlib.Path, *arguments: str) ->
 
 
 class Trained:
-    """What the workers, and the single process on the same global batches, came out with."""
+    """The results of the workers, and of a single process on the same global batches."""
 
     def __init__(self, folder: pathlib.Path, workers: int, names: tuple[str, ...]) -> None:
         out = folder / "out"
@@ -96,13 +96,13 @@ def test_history_is_that_of_one_process_on_the_same_global_batches(case: Any) ->
             assert_alike(workers[0]["history"][metric], values)
 
 
-def test_every_row_is_taken_once_in_each_epoch(case: Any) -> None:
+def test_every_row_is_used_once_in_each_epoch(case: Any) -> None:
     _, workers, single = case
     assert [worker["given"] for worker in workers] == single["rows"]
     assert {worker["passes"] for worker in workers} == {len(single["steps"])}
 
 
-def test_workers_do_the_steps_of_the_longest_and_the_optimizer_counts_them(case: Any) -> None:
+def test_all_workers_do_the_steps_of_the_longest_and_the_optimizer_counts_them(case: Any) -> None:
     name, workers, single = case
     for worker in workers:
         assert worker["iterations"] == sum(single["steps"])
@@ -117,17 +117,17 @@ def test_validation_evaluate_and_predict_work_with_uneven_data(two: Trained) -> 
         assert_alike(worker["uneven"]["predict"], two.single["uneven"]["predict"])
 
 
-def test_the_numbers_within_an_epoch_are_means_over_all_rows_so_far(two: Trained) -> None:
+def test_metrics_within_an_epoch_are_means_over_all_rows_so_far(two: Trained) -> None:
     for metric, value in two.single["uneven"]["last_batch"].items():
         assert_alike(two.workers[0]["uneven"]["last_batch"][metric], value)
 
 
-def test_several_steps_per_execution_call_back_once_for_them(two: Trained) -> None:
+def test_callbacks_are_called_once_per_execution_of_several_steps(two: Trained) -> None:
     assert two.workers[0]["steps_per_execution"]["batch_ends"] == two.single["steps_per_execution"]["batch_ends"]
 
 
 @pytest.mark.slow
-def test_moving_means_are_those_of_the_global_batches_though_one_worker_has_no_row(three: Trained) -> None:
+def test_moving_means_follow_the_global_batches_when_a_worker_has_no_rows(three: Trained) -> None:
     gamma, beta, mean = (three.workers[1][PARTLY_NORMALIZED]["weights"][i] for i in range(3))
     assert np.isfinite([gamma, beta]).all()
     assert_alike(mean, three.single[PARTLY_NORMALIZED]["weights"][2])
@@ -153,27 +153,27 @@ def test_fit_reports_each_epoch_with_its_validation(progress: list[dict[str, Any
         assert "val_mae" in ends[0]
 
 
-def test_fit_reports_steps_counted_from_one_and_not_summed_over_workers(progress: list[dict[str, Any]]) -> None:
+def test_fit_counts_steps_from_one_and_does_not_sum_them_over_workers(progress: list[dict[str, Any]]) -> None:
     for worker in progress:
         first = worker["reports"][0]
         assert (first["epoch"], first["step"], first["steps"], first["epoch_end"]) == (1, 1, None, False)
-        assert_alike(first["loss"], 2.212687)  # of the 16 rows of the first step, whichever Keras it is
+        assert_alike(first["loss"], 2.212687)  # the loss of the first step's 16 rows, with either Keras
 
 
-def test_a_stop_asked_of_one_worker_ends_all_after_the_same_step(progress: list[dict[str, Any]]) -> None:
+def test_a_stop_requested_on_one_worker_ends_all_after_the_same_step(progress: list[dict[str, Any]]) -> None:
     first, second = (worker["stop"] for worker in progress)
     assert first == second
     assert first["epochs"] == [0]
     assert 5 <= first["steps"] < 4000
 
 
-def test_a_callback_that_ends_the_training_of_one_worker_at_an_epochs_end_ends_that_of_all(
+def test_a_callback_that_ends_training_on_one_worker_ends_it_on_all(
     progress: list[dict[str, Any]],
 ) -> None:
     assert [worker["ended_by_one"] for worker in progress] == [[0, 1], [0, 1]]
 
 
-def test_workers_restored_to_different_epochs_go_on_from_the_latest(progress: list[dict[str, Any]]) -> None:
+def test_workers_restored_to_different_epochs_continue_from_the_latest(progress: list[dict[str, Any]]) -> None:
     if "backup" not in progress[0]:
         pytest.skip("tf_keras keeps its backups right by itself")
     first, second = (worker["backup"] for worker in progress)
@@ -184,14 +184,14 @@ def test_workers_restored_to_different_epochs_go_on_from_the_latest(progress: li
             np.testing.assert_array_equal(mine, before)
 
 
-def test_a_state_that_cannot_be_read_leaves_the_one_before_it(progress: list[dict[str, Any]]) -> None:
+def test_the_previous_state_is_used_if_the_newest_cannot_be_read(progress: list[dict[str, Any]]) -> None:
     if progress[0].get("damaged") is None:
         pytest.skip("tf_keras, or a Keras that keeps one state")
     for worker in progress:
         assert worker["damaged"] == [2, 3]  # the state after the third epoch was damaged
 
 
-def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
+def test_an_unknown_keras_is_not_patched_and_a_warning_is_logged() -> None:
     process = programs.start(PROGRAMS / "unlike_keras.py")
     said = process.communicate(programs.DEADLINE)[0]
     assert process.returncode == 0, said
@@ -204,7 +204,9 @@ def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
     assert result["again"].endswith("mended already")
 
 
-def test_a_backup_s_directory_may_go_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backups_directory_may_be_deleted_while_it_is_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tensorflow as tf
 
     from tfos_nb.runtime.keras import fit

@@ -1,4 +1,4 @@
-"""Keras tells of itself: fit, its validation, evaluate; by either Keras, alone and with two workers."""
+"""Progress reports of fit, its validation and evaluate; with either Keras, on one worker and on two."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def told(reports: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(report[name] for name in names) for report in reports]
 
 
-def test_a_validation_within_fit_tells_its_own_steps_and_fit_goes_on_after_it(alone: dict[str, Any]) -> None:
+def test_a_validation_within_fit_reports_its_own_steps_and_then_fit_continues(alone: dict[str, Any]) -> None:
     found = told(alone["validation"]["reports"], "phase", "epoch", "step", "steps", "epoch_end")
     first = [("fit", 1, step, None, False) for step in range(1, 7)]
     assert found[:12] == [
@@ -51,7 +51,7 @@ def test_a_validation_within_fit_tells_its_own_steps_and_fit_goes_on_after_it(al
     assert second[-3:] == [("fit", 2, 6, second[-3][3], False), ("fit", 2, 6, 6, True), ("over", 2, 6, 6, False)]
 
 
-def test_the_numbers_of_a_validation_are_those_that_the_epoch_ends_with(alone: dict[str, Any]) -> None:
+def test_a_validation_reports_the_same_metrics_as_the_end_of_the_epoch(alone: dict[str, Any]) -> None:
     reports, history = alone["validation"]["reports"], alone["validation"]["history"]
     for epoch in (1, 2):
         last = [report for report in reports if report["phase"] == "evaluate" and report["epoch"] == epoch][-1]
@@ -62,11 +62,11 @@ def test_the_numbers_of_a_validation_are_those_that_the_epoch_ends_with(alone: d
         assert "loss" not in last
 
 
-def test_a_validation_whose_length_is_known_tells_it_from_the_beginning(alone: dict[str, Any]) -> None:
+def test_a_validation_of_known_length_reports_it_from_the_beginning(alone: dict[str, Any]) -> None:
     assert alone["validation"]["known_steps"] == [2] * 3 + [3] * 4  # 8 rows by 4, then 70 by Keras' own 32
 
 
-def test_an_evaluation_by_itself_tells_its_steps_and_its_outcome(alone: dict[str, Any]) -> None:
+def test_a_separate_evaluation_reports_its_steps_and_its_outcome(alone: dict[str, Any]) -> None:
     *reports, last = alone["evaluation"]["reports"]
     assert told(reports, "phase", "epoch", "step") == [("evaluate", None, step) for step in range(1, 6)]
     assert (last["phase"], last["step"], last["steps"]) == ("over", 5, 5)
@@ -75,14 +75,14 @@ def test_an_evaluation_by_itself_tells_its_steps_and_its_outcome(alone: dict[str
     assert "loss" not in last
 
 
-def test_a_progress_callback_of_the_users_own_is_not_doubled(alone: dict[str, Any]) -> None:
+def test_a_progress_callback_given_by_the_user_is_not_duplicated(alone: dict[str, Any]) -> None:
     found = alone["callbacks"]
     assert found["doubled"] == []
     fit = ["fit"] * 3 + ["evaluate"] * 3 + ["fit"] * 2 + ["over"]
     assert found["own"] == [*fit, "evaluate", "evaluate", "over"]
 
 
-def test_callbacks_in_keras_own_container_are_kept_and_ours_is_beside_them(alone: dict[str, Any]) -> None:
+def test_callbacks_in_keras_container_are_kept_and_ours_is_added(alone: dict[str, Any]) -> None:
     found = alone["callbacks"]
     assert found["hooks"] == {"train": 3, "test": 2}
     assert found["history"] == ["loss", "mae", "val_loss", "val_mae"]
@@ -93,11 +93,11 @@ def test_callbacks_in_keras_own_container_are_kept_and_ours_is_beside_them(alone
     assert (end["epoch"], end["epochs"], end["step"]) == (1, 1, 3)
 
 
-def test_a_container_of_the_users_own_making_is_left_alone(alone: dict[str, Any]) -> None:
+def test_a_users_own_kind_of_container_is_not_changed(alone: dict[str, Any]) -> None:
     assert alone["callbacks"]["strange"] == [{"train": 3, "test": 2}, []]
 
 
-def test_a_stop_ends_an_evaluation_where_keras_can(alone: dict[str, Any]) -> None:
+def test_a_stop_ends_an_evaluation_if_keras_supports_it(alone: dict[str, Any]) -> None:
     if alone["flavour"] == "tf_keras":
         assert alone["stop"] == {"alone": {"train": 0, "test": 3000}, "amid": {"train": 5, "test": 3000}}
     else:
@@ -105,17 +105,17 @@ def test_a_stop_ends_an_evaluation_where_keras_can(alone: dict[str, Any]) -> Non
 
 
 @pytest.mark.slow
-def test_a_stop_asked_of_one_worker_ends_the_evaluation_of_all_after_the_same_step(two: list[dict[str, Any]]) -> None:
+def test_a_stop_on_one_worker_ends_all_evaluations_after_the_same_step(two: list[dict[str, Any]]) -> None:
     if "stop" not in two[0]:
         pytest.skip("tf_keras ends no evaluation")
     first, second = (worker["stop"] for worker in two)
     assert first == second
     assert 7 <= first["alone"]["test"] < 3000
     assert 7 <= first["amid"]["test"] < 3000
-    assert first["amid"]["train"] == 10  # one epoch: five batches for both workers are ten halves for each
+    assert first["amid"]["train"] == 10  # one epoch: five batches for both workers are ten half batches for each
 
 
-def test_the_numbers_within_an_evaluation_are_not_summed_over_workers(two: list[dict[str, Any]]) -> None:
+def test_metrics_within_an_evaluation_are_not_summed_over_workers(two: list[dict[str, Any]]) -> None:
     for worker in two:
         *reports, last = worker["evaluation"]["reports"]
         assert_alike(reports[-1]["test_loss"], last["test_loss"])
@@ -124,8 +124,8 @@ def test_the_numbers_within_an_evaluation_are_not_summed_over_workers(two: list[
         assert_alike([end["val_mae"] for end in ends], worker["validation"]["history"]["val_mae"])
 
 
-def test_keras_numbers_are_not_looked_at_between_two_reports() -> None:
-    """On a GPU each look would wait for the step to end."""
+def test_keras_metrics_are_not_read_between_two_reports() -> None:
+    """On a GPU each read would wait for the step to end."""
 
     class Logged:
         def __init__(self) -> None:
@@ -146,8 +146,8 @@ def test_keras_numbers_are_not_looked_at_between_two_reports() -> None:
     assert reports[0]["loss"] == 1.0
 
 
-def test_an_epoch_that_is_left_amid_its_steps_is_not_told_to_be_full(alone: dict[str, Any]) -> None:
-    """Of a dataset whose length nobody knows: the first epoch tells it, unless it is the one that is left."""
+def test_an_epoch_that_ends_early_is_not_reported_as_complete(alone: dict[str, Any]) -> None:
+    """The dataset's length is unknown: the first epoch reveals it, unless that epoch itself ends early."""
     later, first = alone["left"]["later"], alone["left"]["first"]
     assert told([later], "phase", "epoch", "epochs", "step", "steps") == [("over", 3, 400, 2, 24)]
     assert told([first], "phase", "epoch", "epochs", "step", "steps") == [("over", 1, 400, 2, None)]

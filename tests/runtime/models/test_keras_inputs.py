@@ -1,4 +1,4 @@
-"""Columns of every kind into inputs of every shape: in a fit as in a transform, or refused on the driver."""
+"""Columns of every type as inputs of every shape: handled alike in fit and transform, or refused on the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.parametrize("shape", [(1,), ()], ids=str)
-def test_a_number_fits_an_input_of_one_value(shape: tuple[int, ...], numbers: DataFrame) -> None:
+def test_a_number_is_accepted_by_an_input_of_one_value(shape: tuple[int, ...], numbers: DataFrame) -> None:
     given = keras.Input(shape)
     wide = given if shape else keras.ops.expand_dims(given, -1)
     model = keras.Model(given, keras.layers.Dense(1, kernel_initializer="ones")(wide))
@@ -43,7 +43,7 @@ def test_a_number_fits_an_input_of_one_value(shape: tuple[int, ...], numbers: Da
 
 @pytest.mark.parametrize("form", ["list", "dict"])
 def test_several_inputs_are_given_by_their_layers_names_or_keys(form: str, numbers: DataFrame) -> None:
-    named = "left" if form == "dict" else None  # Keras wants the names of a dictionary's inputs to be its keys
+    named = "left" if form == "dict" else None  # Keras requires the names of a dictionary's inputs to be its keys
     left, right = keras.Input((1,), name=named), keras.Input((), name="right")
     given = [right, left] if form == "list" else {"right": right, "left": left}
     model = keras.Model(given, left * 10.0 + keras.ops.expand_dims(right, -1))
@@ -62,7 +62,7 @@ def build_of_any_shape() -> Any:
     return model
 
 
-def test_a_sequential_without_an_input_takes_the_shape_of_its_rows(numbers: DataFrame) -> None:
+def test_a_sequential_without_an_input_gets_its_shape_from_the_rows(numbers: DataFrame) -> None:
     rows = numbers.selectExpr("array(x, 2 * x) features", "label")
     fitted = KerasEstimator(build_of_any_shape, **QUIET).fit(rows)
     found = sorted(row.prediction for row in fitted.transform(rows).collect())
@@ -81,7 +81,7 @@ def build_words() -> Any:
     return model
 
 
-def test_a_text_fits_an_input_of_one_value(spark: SparkSession) -> None:
+def test_a_text_is_accepted_by_an_input_of_one_value(spark: SparkSession) -> None:
     texts = ["good film", "bad film", "very good", "very bad"] * 10
     words = spark.createDataFrame([(text, float("good" in text)) for text in texts], "text string, label double")
     estimator = KerasEstimator(
@@ -127,7 +127,7 @@ def mixed(spark: SparkSession) -> DataFrame:
         ("t", {}, "column t (string) does not fit"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_node_starts(
+def test_columns_that_do_not_fit_are_refused_before_a_node_starts(
     column: str, params: dict[str, Any], told: str, mixed: DataFrame
 ) -> None:
     given = keras.Input(())
@@ -136,13 +136,13 @@ def test_what_does_not_fit_is_refused_before_a_node_starts(
         KerasEstimator(model, optimizer="sgd", loss="mse", featuresCol=column, **params).fit(mixed)
 
 
-def test_decode_is_checked_where_a_function_builds_the_model(mixed: DataFrame) -> None:
+def test_decode_is_checked_when_a_function_builds_the_model(mixed: DataFrame) -> None:
     with pytest.raises(PlanError, match="decode: column 'x' must be binary"):
         KerasEstimator(build_words, featuresCol="x", decode=["x"]).fit(mixed)
 
 
 def made(columns: dict[str, Any], tensors: list[Tensor], x: Any, decode: frozenset[str] = frozenset()) -> Any:
-    """Make a model's inputs of a batch, as a node does."""
+    """Convert a batch to a model's inputs, as a node does."""
     inputs = KerasInputs(tuple(tensors), x, decode)
     given = columns[x] if isinstance(x, str) else columns
     dataset = tf.data.Dataset.from_tensors(given)
@@ -153,7 +153,7 @@ def made(columns: dict[str, Any], tensors: list[Tensor], x: Any, decode: frozens
     return next(iter(dataset.map(inputs)))
 
 
-def test_lists_are_laid_into_several_axes_and_numbers_into_those_of_one_value() -> None:
+def test_lists_and_numbers_are_reshaped_to_the_axes_of_their_inputs() -> None:
     x = np.arange(12, dtype="float32")
     columns = {"a": x, "b": x.reshape(2, 6)[[0, 1] * 6], "c": np.array([b"w"] * 12)}
     tensors = [Tensor("a", "float32", (1, 1)), Tensor("b", "float32", (2, 3)), Tensor("c", "string", (1,))]
@@ -166,7 +166,7 @@ def test_lists_are_laid_into_several_axes_and_numbers_into_those_of_one_value() 
     assert found["b"].numpy()[0].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_the_column_that_does_not_fit_is_named() -> None:
+def test_a_column_that_does_not_fit_is_named() -> None:
     x, text = np.zeros((2, 2), "float32"), np.array([b"a", b"b"])
     one, word = Tensor("i", "float32", (4,)), Tensor("i", "string", ())
     with pytest.raises(
@@ -183,7 +183,7 @@ def test_the_column_that_does_not_fit_is_named() -> None:
         made({"a": text, "c": text}, [Tensor("a", "string", ()), Tensor("b", "string", ())], ("a", "c"))
 
 
-def test_what_is_no_picture_is_kept_for_its_message() -> None:
+def test_the_error_of_an_invalid_picture_is_kept() -> None:
     inputs = KerasInputs((Tensor("i", "uint8", (4, 4, 3)),), "p", frozenset({"p"}))
     good = tf.data.Dataset.from_tensors(np.array([pixels(7), pixels(7, 8)])).map(inputs)
     assert next(iter(good)).numpy().tolist() == np.full((2, 4, 4, 3), 7).tolist()

@@ -1,4 +1,4 @@
-"""Models with several outputs, in lists, dictionaries or nested: labels, losses, metrics and columns of each."""
+"""Models with several outputs, in lists, dictionaries or nested: their labels, losses, metrics and columns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sold(spark: SparkSession) -> DataFrame:
 
 
 def by_keras() -> tuple[Any, Any]:
-    """Return what both outputs give after Keras' own fit in one process."""
+    """Return the predictions of both outputs after Keras' own fit in one process."""
     model = two_outputs("list")
     model.compile(keras.optimizers.SGD(0.2), ["mse", SPARSE])
     model.fit(ROWS, [PRICE, KIND], batch_size=10, epochs=3, shuffle=False, verbose=0)
@@ -63,7 +63,7 @@ def by_keras() -> tuple[Any, Any]:
     ],
     ids=["list", "dict", "nested"],
 )
-def test_each_output_is_trained_on_its_label_as_keras_does_it(
+def test_each_output_is_trained_on_its_label_as_in_keras(
     form: str, loss: Any, metrics: Any, labels: Any, names: tuple[str, str], sold: DataFrame
 ) -> None:
     price, kind = names
@@ -81,7 +81,7 @@ def test_each_output_is_trained_on_its_label_as_keras_does_it(
         assert {"price_loss", "kind_loss", "kind_accuracy"} <= set(fitted.history[-1])
 
 
-def test_columns_of_several_outputs_are_named_and_left_out(sold: DataFrame) -> None:
+def test_the_columns_of_several_outputs_can_be_named_or_left_out(sold: DataFrame) -> None:
     model = KerasModel(model=two_outputs("list"), head="values, classes", predictionCol="guess", rawPredictionCol="")
     scored = model.setInputMapping({"features": "x"}).transform(sold)
     assert scored.columns[4:] == ["guess_price", "probability_kind", "guess_kind"]
@@ -106,14 +106,14 @@ def test_columns_of_several_outputs_are_named_and_left_out(sold: DataFrame) -> N
         ({"loss": ["mse", "msee"]}, "loss: Keras has no 'msee'"),
     ],
 )
-def test_labels_and_losses_of_no_output_are_refused_before_a_node_starts(
+def test_labels_and_losses_without_an_output_are_refused_before_a_node_starts(
     params: dict[str, Any], told: str, sold: DataFrame
 ) -> None:
     with pytest.raises(PlanError, match=re.escape(told)):
         KerasEstimator(two_outputs("list"), optimizer="sgd", **params).fit(sold)
 
 
-def test_label_cols_are_a_list_or_a_dictionary_of_names() -> None:
+def test_label_cols_must_be_a_list_or_a_dictionary_of_names() -> None:
     assert KerasEstimator(label_cols={"a": "x"}).getLabelCols() == {"a": "x"}
     for wrong in ("x", [], [1], {"a": 1}):
         with pytest.raises(TypeError, match="must be a list of columns or a dictionary"):
@@ -133,7 +133,7 @@ def test_an_output_without_a_loss_needs_no_label() -> None:
     )
 
 
-def test_a_model_that_does_not_say_what_it_gives_is_refused(sold: DataFrame) -> None:
+def test_a_model_without_a_description_of_its_outputs_is_refused(sold: DataFrame) -> None:
     class Own(keras.Model):
         def call(self, x: Any) -> Any:
             return x
@@ -146,10 +146,10 @@ def test_a_model_that_does_not_say_what_it_gives_is_refused(sold: DataFrame) -> 
         KerasEstimator(model).fit(sold)
 
 
-# --- what is applied
+# --- applying a model
 
 
-def test_what_an_operator_gives_is_a_column(rows: DataFrame, known: Any) -> None:
+def test_the_result_of_an_operator_is_a_column(rows: DataFrame, known: Any) -> None:
     given = keras.Input((4,))
     model = keras.Model(given, keras.layers.Dense(1, kernel_initializer="ones")(given) * 100.0)
     assert model.outputs[0].sparse, "Keras takes it for sparse; it is not"
@@ -184,7 +184,7 @@ def test_a_ragged_text_is_a_column_of_arrays(spark: SparkSession) -> None:
     assert [row.prediction for row in scored.orderBy("id").collect()] == [["a", "b"], ["c"], []]
 
 
-def test_outputs_are_named_alike_wherever_they_stand() -> None:
+def test_outputs_get_consistent_names_in_any_structure() -> None:
     given = keras.Input((2,))
     one, two = dense(1, "one", given), dense(2, "two", given)
     x = np.ones((3, 2), "float32")

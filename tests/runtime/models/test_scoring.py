@@ -1,4 +1,4 @@
-"""Rows in and out of a model's arrays, and the one model that a Python process keeps."""
+"""Convert rows to a model's arrays and back; keep one model per Python process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal(values: Any, dtype: str, *shape: int | None) -> str:
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 9))
-def test_batches_have_the_size_that_was_asked_for(sizes: list[int], size: int) -> None:
+def test_batches_have_the_requested_size(sizes: list[int], size: int) -> None:
     numbers = iter(range(1000))
     batches = [
         pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(n)], pa.int64())}) for n in sizes
@@ -67,7 +67,7 @@ def test_batches_have_the_size_that_was_asked_for(sizes: list[int], size: int) -
 # --- columns become tensors
 
 
-def test_numbers_take_the_type_of_their_input() -> None:
+def test_numbers_are_converted_to_the_type_of_their_input() -> None:
     assert array([1, 2], "float32").tolist() == [1.0, 2.0]
     assert array([1.0, 3.0], "int32").dtype == np.int32
     assert array([Decimal("1.25")], "float64").tolist() == [1.25]
@@ -101,7 +101,7 @@ def test_text_and_bytes_become_bytes() -> None:
     assert array([["a", "b"]], "string", 2).tolist() == [[b"a", b"b"]]
 
 
-def test_a_float_that_the_inputs_type_cannot_hold_is_told_of() -> None:
+def test_a_float_that_the_inputs_type_cannot_hold_is_reported() -> None:
     assert refusal([[1.0, 2.0], [float("inf"), -1e300]], "float32", 2) == (
         "column 'c' has the value -1e+300 (row 1 of partition 0), which input 'x', float32, cannot hold: scale or "
         "filter it in Spark"
@@ -117,13 +117,13 @@ def test_columns_are_stacked_side_by_side() -> None:
         Feed(Tensor("x", "int32", (2,)), (1, 2), ("a", "b")).array(batch.columns)
 
 
-def test_a_flat_list_is_laid_into_the_axes_of_its_input() -> None:
+def test_a_flat_list_is_reshaped_to_the_axes_of_its_input() -> None:
     assert array([[1, 2, 3, 4]], "int64", 2, 2).tolist() == [[[1, 2], [3, 4]]]
     assert array([[[1], [2]]], "int64", 2, 1).tolist() == [[[1], [2]]]
     assert "has a list of 3 values, [1, 2, 3], where the model takes 4 (row 0 of" in refusal([[1, 2, 3]], "int64", 2, 2)
 
 
-def test_lists_of_other_lengths_are_told_with_both_lengths() -> None:
+def test_lists_of_a_different_length_are_reported_with_both_lengths() -> None:
     assert refusal([[1, 2], [1, 2, 3]], "float32", 2) == (
         "column 'c' has a list of 3 values, [1, 2, 3], where the model takes 2 (row 1 of partition 0): pad or cut it "
         "in Spark, or leave such rows out"
@@ -145,14 +145,14 @@ def test_lists_of_other_lengths_are_told_with_both_lengths() -> None:
         ([[[1], None]], (2, 1), " in its lists"),
     ],
 )
-def test_a_null_is_told_of_with_its_column(values: Any, shape: tuple[int, ...], where: str) -> None:
+def test_a_null_is_reported_with_its_column(values: Any, shape: tuple[int, ...], where: str) -> None:
     told = refusal(values, "float32", *shape)
     row = len(values) - 1
     assert told.startswith(f"column 'c' has a null{where} (row {row} of partition 0), and a tensor has none: fill it")
     assert "df.dropna(subset=['c'])" in told
 
 
-def test_vectors_become_dense_wherever_their_batch_is_cut() -> None:
+def test_vectors_become_dense_in_any_slice_of_a_batch() -> None:
     rows = [dense(1, 2, 3), sparse(3, i2=5.0), sparse(3), dense(4, 5, 6), sparse(3, i0=7.0, i1=8.0)]
     expected = [[1, 2, 3], [0, 0, 5], [0, 0, 0], [4, 5, 6], [7, 8, 0]]
     whole = pa.array(rows, VECTOR)
@@ -164,7 +164,7 @@ def test_vectors_become_dense_wherever_their_batch_is_cut() -> None:
     assert array(pa.array([dense(1, 2, 3, 4)], VECTOR), "float32", 2, 2).tolist() == [[[1, 2], [3, 4]]]
 
 
-def test_a_vector_that_is_missing_or_of_another_length_is_told_of() -> None:
+def test_a_missing_vector_and_one_of_another_length_are_reported() -> None:
     assert "has a list of 4 values, {1: 5.0}, where the model takes 3" in refusal(
         pa.array([sparse(4, i1=5.0)], VECTOR), "float32", 3
     )
@@ -191,7 +191,7 @@ def test_nulls_are_filled_at_every_depth() -> None:
     assert filled(pa.array([dense(1, 2), None], VECTOR), "float32", 2, fill=9).tolist() == [[1, 2], [9, 9]]
 
 
-def test_a_filling_of_another_type_is_told_of() -> None:
+def test_a_fill_value_of_another_type_is_reported() -> None:
     small = pa.array([1, None], pa.int8())
     cases: list[tuple[Any, str, Any]] = [
         ([1, None], "int32", 0.5),
@@ -216,7 +216,7 @@ def test_rows_with_a_null_anywhere_are_found(values: list[Any]) -> None:
     assert (found is None and not any(expected)) or (found is not None and found.tolist() == expected)
 
 
-def test_the_row_is_counted_over_the_nulls_before_it() -> None:
+def test_row_numbers_in_errors_count_nulls_and_removed_rows() -> None:
     feed = Feed(Tensor("x", "float32", (2,)), (0,), ("c",), 0)
     with pytest.raises(FeedFailed, match=r"\(row 12 of partition 3\)"):
         feed.array([pa.array([None, [1, 2], [1]])], Where(3, 10))
@@ -253,7 +253,7 @@ SHELF = (
 )
 
 
-def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script: RunScript) -> None:
+def test_a_process_keeps_one_model_and_reloads_it_after_a_change(run_script: RunScript) -> None:
     run_script(
         SHELF
         + """
@@ -276,7 +276,7 @@ def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script:
     )
 
 
-def test_a_wrong_number_of_arguments_is_told_of() -> None:
+def test_a_wrong_number_of_arguments_is_reported() -> None:
     signature = Signature((Tensor("x", "float32", (2,)),), (Tensor("y", "float32", ()),))
     task = ScoreTask(StoredModel("nowhere.keras"), signature, None, 8)
     one = pa.array([1.0])
@@ -287,7 +287,7 @@ def test_a_wrong_number_of_arguments_is_told_of() -> None:
 
 
 @pytest.mark.slow
-def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed(run_script: RunScript) -> None:
+def test_garbage_collection_skips_a_loaded_model_which_can_still_be_freed(run_script: RunScript) -> None:
     run_script(
         SHELF
         + """
@@ -307,7 +307,7 @@ def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed
     )
 
 
-def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
+def test_tensorflow_uses_the_gpus_and_cores_of_the_task(run_script: RunScript) -> None:
     run_script(
         PREPARE
         + """
@@ -324,7 +324,7 @@ def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script: RunScript) -> None:
+def test_a_task_with_different_gpus_than_its_process_uses_another_process(run_script: RunScript) -> None:
     run_script(
         PREPARE
         + """
@@ -348,7 +348,7 @@ def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script
     )
 
 
-def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScript) -> None:
+def test_a_model_whose_outputs_differ_from_its_signature_is_reported(run_script: RunScript) -> None:
     ended = run_script(
         PREPARE
         + """
@@ -380,7 +380,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
 
 @dataclass(frozen=True)
 class CountedPlace(StoredModel):
-    """Writes down which process loads it."""
+    """Records which process loads it."""
 
     diary: str = ""
 
@@ -394,7 +394,7 @@ class CountedPlace(StoredModel):
 
 @dataclass(frozen=True)
 class CountedTask(ScoreTask):
-    """Tells in which process each row was scored."""
+    """Returns the process in which each row was scored."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in super().__call__(batches):

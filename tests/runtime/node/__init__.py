@@ -1,1 +1,1 @@
-"""The processes of a node: how they start, what they are asked, and that none is left."""
+"""The processes of a node: how they start, which requests they answer, and that none is left behind."""

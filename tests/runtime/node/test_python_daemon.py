@@ -1,4 +1,4 @@
-"""PySpark's daemon, forked from the application's warm process: as Spark starts it, and in Spark."""
+"""PySpark's daemon, forked from the application's warm process: started as Spark does, and in Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WARM = wanted("0123456789abcdef", 60)
 
 
 class Daemon:
-    """What Spark's JVM has of a daemon: the process, its pipes, and the port of which it tells."""
+    """A daemon as Spark's JVM sees it: the process, its pipes, and the port that it reports."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         env = {**ENVIRONMENT, "PYTHON_WORKER_FACTORY_SECRET": "secret", **environment}
@@ -45,7 +45,7 @@ class Daemon:
         (self.port,) = struct.unpack("!i", self.stdout.read(4))
 
     def worker(self) -> psutil.Process:
-        """Have a worker forked."""
+        """Let the daemon fork a worker."""
         connection = socket.create_connection(("127.0.0.1", self.port))
         self._connections.append(connection)
         (pid,) = struct.unpack("!i", connection.recv(4))
@@ -66,7 +66,7 @@ class Daemon:
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
-    """A temporary directory of these tests' own, in which one warm process is shared; sockets fit into its name."""
+    """A temporary directory for these tests, which share one warm process; its name is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as directory:
         yield Path(directory)
         for server in servers(Path(directory)):
@@ -91,8 +91,8 @@ def is_forked(worker: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("how", ["terminate", "close", "kill"])
-def test_the_daemon_and_its_workers_end_with_the_process_that_spark_knows(start: Start, how: str) -> None:
-    """Spark terminates it, or closes its input; and it may be killed."""
+def test_the_daemon_and_its_workers_end_with_the_process_that_spark_started(start: Start, how: str) -> None:
+    """Spark terminates the process or closes its input; it may also be killed."""
     daemon = start(**WARM)
     worker = daemon.worker()
     assert is_forked(worker)
@@ -115,7 +115,7 @@ def test_the_daemon_ends_some_time_after_its_last_worker(start: Start) -> None:
     daemon.process.wait(30)
 
 
-def test_a_worker_that_spark_wants_killed_is(start: Start) -> None:
+def test_the_daemon_kills_a_worker_when_spark_asks_for_it(start: Start) -> None:
     daemon = start(**WARM)
     worker, other = daemon.worker(), daemon.worker()
     assert is_forked(worker)
@@ -147,7 +147,7 @@ python_daemon.run()
     ],
     ids=["not-wanted", "not-understood", "limited", "no-warm-process"],
 )
-def test_it_is_pysparks_own_daemon_and_says_why(
+def test_pysparks_own_daemon_is_used_instead_and_the_reason_is_printed(
     start: Start, command: tuple[str, ...], environment: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = start(*command, **environment).worker()
@@ -160,7 +160,7 @@ def test_it_is_pysparks_own_daemon_and_says_why(
     assert "0123456789abcdef" not in told
 
 
-def test_a_daemon_that_had_no_worker_ends_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_never_had_a_worker_ends_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[int, int]] = []
     there = False
     monkeypatch.setattr("os.kill", lambda *what: ended.append(what))
@@ -182,9 +182,7 @@ def test_a_daemon_that_had_no_worker_ends_sooner(monkeypatch: pytest.MonkeyPatch
     assert len(ended) == 2
 
 
-def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_tensorflow(
-    run_script: RunScript, tmp_path: Path
-) -> None:
+def test_only_workers_that_apply_models_have_tensorflow_preloaded(run_script: RunScript, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     shutil.copytree(Path(str(termcolor.__file__)).parent, packages / "termcolor")
     with (packages / "termcolor" / "__init__.py").open("a") as file:

@@ -1,4 +1,4 @@
-"""A process is asked for its stacks from outside, whatever its threads do."""
+"""Read the stacks of a process from outside, whatever its threads do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ write_stacks_when_asked(sys.argv[1])
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
-    """Start a program that may be asked, and return its process id."""
+    """Start a program whose stacks may be read, and return its process id."""
     started = []
 
     def run(script: str) -> int:
@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
         process.communicate()
 
 
-def test_the_main_thread_comes_first_and_the_one_that_writes_is_left_out(
+def test_the_main_thread_comes_first_and_the_writing_thread_is_left_out(
     start: Callable[[str], int], tmp_path: Path
 ) -> None:
     pid = start("threading.Thread(target=busy, daemon=True).start(); wait_for_ever()")
@@ -70,14 +70,16 @@ def test_the_main_thread_comes_first_and_the_one_that_writes_is_left_out(
     assert "_write_when_asked" not in taken.text
 
 
-def test_a_process_whose_threads_run_meanwhile_is_none_the_worse(start: Callable[[str], int], tmp_path: Path) -> None:
-    """faulthandler's own handler of a signal reads frames that they change; such questions ended the process."""
+def test_reading_stacks_does_not_harm_a_process_with_running_threads(
+    start: Callable[[str], int], tmp_path: Path
+) -> None:
+    """faulthandler's signal handler reads frames that running threads change, which used to crash the process."""
     pid = start("[threading.Thread(target=busy, daemon=True).start() for n in range(4)]; wait_for_ever()")
     for number in range(40):
         assert "wait_for_ever" in take_stacks("worker:1", number, pid, str(tmp_path)).text
 
 
-def test_native_code_that_holds_the_lock_gives_no_answer(
+def test_no_stacks_are_returned_while_native_code_holds_the_gil(
     start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # without py-spy
@@ -85,7 +87,7 @@ def test_native_code_that_holds_the_lock_gives_no_answer(
     assert until(lambda: take_stacks("worker:1", 1, pid, str(tmp_path)).text == "")
 
 
-def test_a_process_that_has_ended_or_not_begun_gives_no_answer(start: Callable[[str], int], tmp_path: Path) -> None:
+def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[[str], int], tmp_path: Path) -> None:
     assert take_stacks("worker:1", 1, 1, str(tmp_path)).text == ""
     pid = start("print('ready', flush=True)")
     assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

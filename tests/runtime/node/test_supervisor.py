@@ -1,4 +1,4 @@
-"""A node without Spark: a real supervisor, its TF process, and the driver's controller behind a real door."""
+"""A node without Spark: a real supervisor, its TensorFlow process, and the driver's controller with a real door."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS: dict[str, object] = {"buffer_bytes": 1 << 20, "spill_bytes": 1 << 20, 
 
 
 class Node:
-    """One node that runs a main, and what the driver knows of it."""
+    """One node that runs a main, and the driver's state of it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ def start(tmp_path: Any) -> Iterator[Callable[..., Node]]:
         node.close()
 
 
-def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_left_out(
+def test_a_node_with_endless_output_still_trains_and_reports_omitted_lines(
     start: Callable[..., Node], tmp_path: Any
 ) -> None:
     enough = tmp_path / "enough"
@@ -113,7 +113,7 @@ def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_le
         for step in count():
             print("\n".join(f"{step * 1000 + i:9d} {line}" for i in range(1000)))
             ctx.report(step=step + 1, loss=1 / (step + 1))
-            # However fast the machine: as many lines as fill any buffer, and until it was heard while it wrote.
+            # On a machine of any speed: enough lines to fill every buffer, and a heartbeat during the output.
             if step + 1 >= 1000 and enough.exists():
                 break
         print("the last line")
@@ -138,9 +138,7 @@ def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_le
 
 
 @pytest.mark.slow
-def test_cpu_and_memory_are_those_of_the_process_and_of_what_it_started(
-    start: Callable[..., Node], tmp_path: Any
-) -> None:
+def test_cpu_and_memory_include_the_process_and_its_children(start: Callable[..., Node], tmp_path: Any) -> None:
     enough = tmp_path / "enough"
 
     def main(args: Any, ctx: Any) -> None:
@@ -163,7 +161,7 @@ while not os.path.exists(sys.argv[1]):
     node.result()
 
 
-def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[..., Node]) -> None:
+def test_fit_reports_its_progress_without_code_from_the_user(start: Callable[..., Node]) -> None:
     def main(args: Any, ctx: Any) -> None:
         import keras
         import numpy as np
@@ -182,7 +180,7 @@ def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[..., No
     assert node.state.phase == ""
 
 
-def test_a_node_takes_rows_where_the_temporary_directory_has_a_long_name(
+def test_a_node_accepts_rows_if_the_temporary_directory_has_a_long_name(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     def main(args: Any, ctx: Any) -> str:

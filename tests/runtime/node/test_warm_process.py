@@ -1,4 +1,4 @@
-"""An application's warm server: what it forks is as if it had been started from nothing, and who may ask it."""
+"""An application's warm server: its forks behave like fresh processes, and only authorized callers get one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Start = Callable[..., Node]
 
 @pytest.fixture(scope="module")
 def anchor() -> Iterator[subprocess.Popen[bytes]]:
-    """What stands for an executor's JVM."""
+    """A process that stands in for an executor's JVM."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
     yield process
     process.kill()
@@ -40,11 +40,11 @@ def anchor() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="module")
 def root(anchor: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A temporary directory of these tests' own, so that their servers are known; sockets fit into its name.
+    """A temporary directory for these tests, so that their servers can be found; its name is short enough for sockets.
 
-    All share the application's server, which has imported TensorFlow once.
+    All tests share the application's server, which imports TensorFlow once.
     """
-    tmp_path_factory.getbasetemp()  # pytest's own is where it always is
+    tmp_path_factory.getbasetemp()  # create pytest's own directory before TMPDIR changes
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", directory)
         patch.setattr(tempfile, "tempdir", None)
@@ -56,7 +56,7 @@ def root(anchor: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def start(root: Path, anchor: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Start]:
-    """Start a node of one application, whose tasks belong to one executor; ``warm`` says whether it may be forked."""
+    """Start a node of an application whose tasks run on one executor; ``warm`` says whether it may be forked."""
     nodes: list[Node] = []
 
     def run(main: Callable[..., Any], *, warm: bool = True, **options: Any) -> Node:
@@ -83,7 +83,7 @@ def servers(root: Path) -> list[psutil.Process]:
 
 
 def describe(args: Any, ctx: Any) -> dict[str, Any]:
-    """Tell all of a process that one run could leave for the next."""
+    """Describe all state of a process that one run could leave for the next."""
     import gc
     import os
     import random
@@ -98,7 +98,7 @@ def describe(args: Any, ctx: Any) -> dict[str, Any]:
 
     umask = os.umask(0)
     os.umask(umask)
-    mine = {"TFOS_NB_PARENT", "TMPDIR", "TF_CONFIG"}  # a process, a directory and a port of each node's own
+    mine = {"TFOS_NB_PARENT", "TMPDIR", "TF_CONFIG"}  # each node has its own process, directory and port
     seen = {
         "environment": {name: value for name, value in os.environ.items() if name not in mine},
         "directory": os.getcwd(),
@@ -120,7 +120,7 @@ def describe(args: Any, ctx: Any) -> dict[str, Any]:
     return {"seen": seen, "drawn": drawn, "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
-def test_a_forked_node_finds_what_a_fresh_one_finds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_node_starts_in_the_same_state_as_a_fresh_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = start(describe, warm=False).result()
 
     def leave_traces(args: Any, ctx: Any) -> None:
@@ -165,16 +165,14 @@ def parent(args: Any, ctx: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_the_nodes_of_one_application_come_from_one_server_and_of_other_variables_from_another(
-    start: Start, root: Path
-) -> None:
+def test_nodes_share_a_server_only_if_their_environment_variables_are_equal(start: Start, root: Path) -> None:
     nodes = [start(parent), start(parent)]
     (first, one, _), (second, other, _) = (node.result() for node in nodes)
     assert first != second
     assert one == other
     assert one in {server.pid for server in servers(root)}
     seen = set()
-    for number in range(4):  # an import may depend on it
+    for number in range(4):  # an import may depend on this variable
         _, server, value = start(parent, TF_ONE=str(number)).result()
         assert value == str(number)
         seen.add(server)
@@ -182,7 +180,7 @@ def test_the_nodes_of_one_application_come_from_one_server_and_of_other_variable
     assert until(lambda: len(servers(root)) <= 3), "as many processes with TensorFlow as there were environments"
 
 
-def test_a_server_that_was_killed_takes_no_node_with_it_and_is_started_anew(start: Start, root: Path) -> None:
+def test_a_killed_server_is_restarted_and_its_nodes_survive(start: Start, root: Path) -> None:
     def wait(args: Any, ctx: Any) -> int:
         import threading
 
@@ -203,7 +201,7 @@ def test_a_server_that_was_killed_takes_no_node_with_it_and_is_started_anew(star
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_node_ends_with_its_supervisor_also_when_what_forked_it_stands_still(start: Start, how: int) -> None:
+def test_a_node_ends_with_its_supervisor_even_if_its_forker_is_stopped(start: Start, how: int) -> None:
     def wait(args: Any, ctx: Any) -> None:
         import threading
 
@@ -222,7 +220,7 @@ def test_a_node_ends_with_its_supervisor_also_when_what_forked_it_stands_still(s
         assert until(lambda one=one: not one.is_running() or one.status() == psutil.STATUS_ZOMBIE), one
 
 
-def test_a_directory_of_somebody_elses_is_not_used_and_the_log_says_so(start: Start, root: Path) -> None:
+def test_a_directory_that_others_can_enter_is_not_used_and_the_log_says_so(start: Start, root: Path) -> None:
     _, server, _ = start(parent).result()
     (there,) = (file.parent for file in root.glob("tfos_nb-warm-*/alive") if file.read_text() == str(server))
     there.chmod(0o755)
@@ -234,7 +232,7 @@ def test_a_directory_of_somebody_elses_is_not_used_and_the_log_says_so(start: St
 
 @pytest.fixture
 def full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory on a disk where no byte is free."""
+    """A temporary directory on a disk without free space."""
     with tempfile.TemporaryDirectory(dir=root) as there:
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", there], check=False).returncode:
             pytest.skip("only root can mount a small disk")
@@ -242,7 +240,7 @@ def full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             with pytest.raises(OSError, match="No space"), open(os.path.join(there, "all"), "wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
-            monkeypatch.setattr(tempfile, "tempdir", there)  # it was chosen before it was full
+            monkeypatch.setattr(tempfile, "tempdir", there)  # the directory was chosen before the disk was full
             yield Path(there)
         finally:
             subprocess.run(["umount", "--lazy", there], check=True)
@@ -252,7 +250,7 @@ def terms_of(anchor: subprocess.Popen[bytes]) -> ServerTerms:
     return ServerTerms("the application's", anchor.pid, 600.0)
 
 
-def test_a_server_begins_though_the_disk_is_full(full_disk: Path, anchor: subprocess.Popen[bytes]) -> None:
+def test_a_server_starts_even_if_the_disk_is_full(full_disk: Path, anchor: subprocess.Popen[bytes]) -> None:
     env, terms = dict(os.environ), replace(terms_of(anchor), token="of a full disk")
     WarmProcess.of_the_application(env, terms).close()
     assert until(lambda: warm_process.state_on_this_host(env, terms.token) == "warm")
@@ -285,7 +283,7 @@ def test_a_server_without_nodes_ends_after_a_while(root: Path, anchor: subproces
     assert until(lambda: not there.exists(), 60)
 
 
-def test_a_server_stays_until_the_last_executor_that_has_asked_has_ended(root: Path) -> None:
+def test_a_server_stays_until_the_last_executor_that_used_it_has_ended(root: Path) -> None:
     executors = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"]) for _ in range(3)]
     env, token = dict(os.environ), "an application's with three executors"
     found = {server_of(env, ServerTerms(token, one.pid, 600.0)) for one in executors[:2]}
@@ -304,15 +302,15 @@ def test_a_server_stays_until_the_last_executor_that_has_asked_has_ended(root: P
 
 
 def server_of(env: dict[str, str], terms: ServerTerms) -> int:
-    """Connect to a server, and return its process number."""
+    """Connect to a server and return its process id."""
     WarmProcess.of_the_application(env, terms).close()
     return int(Path(warm_process._directory(env, terms.token), "alive").read_text())
 
 
-def test_a_server_that_has_imported_what_was_changed_since_is_replaced(
+def test_a_server_is_replaced_if_a_module_that_it_imported_has_changed(
     root: Path, anchor: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """As after ``pip install --upgrade`` between two cells; Python imports this module when it starts."""
+    """As after ``pip install --upgrade`` between two cells. Python imports ``sitecustomize`` when it starts."""
     module = tmp_path / "sitecustomize.py"
     module.write_text("VERSION = 1")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -327,7 +325,7 @@ def test_a_server_that_has_imported_what_was_changed_since_is_replaced(
 
 
 @pytest.mark.slow
-def test_servers_of_many_environments_at_once_are_no_more_than_of_as_many_in_turn(
+def test_the_number_of_servers_is_limited_when_many_environments_start_at_once(
     root: Path, anchor: subprocess.Popen[bytes]
 ) -> None:
     terms = replace(terms_of(anchor), token="of many at once")
@@ -344,7 +342,7 @@ def test_servers_of_many_environments_at_once_are_no_more_than_of_as_many_in_tur
     assert until(lambda: served() <= 3, 120)
 
 
-def test_a_user_without_a_home_has_a_server_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_directory_can_have_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -352,7 +350,7 @@ def test_a_user_without_a_home_has_a_server_too(monkeypatch: pytest.MonkeyPatch)
     assert len(warm_process._fingerprint({"TF_ONE": "1"})) == 8
 
 
-def test_only_what_an_import_reads_asks_for_another_server() -> None:
+def test_only_variables_that_an_import_may_read_require_another_server() -> None:
     plain = warm_process._fingerprint({})
     for name in ("PYTHONHASHSEED", "PYTHON_GIL", "TF_ONE"):
         assert warm_process._fingerprint({name: "1"}) != plain
@@ -360,7 +358,7 @@ def test_only_what_an_import_reads_asks_for_another_server() -> None:
         assert warm_process._fingerprint({name: "1"}) == plain
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:
+def test_the_directory_of_a_killed_server_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:
     before = set(root.glob("tfos_nb-warm-*"))
     WarmProcess.of_the_application(dict(os.environ), replace(terms_of(anchor), token="a killed one's")).close()
     (old,) = set(root.glob("tfos_nb-warm-*")) - before
@@ -373,7 +371,7 @@ def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: su
     assert not old.exists()
 
 
-def test_who_is_told_of_a_fork_can_end_its_group(run_script: RunScript) -> None:
+def test_a_fork_leads_its_process_group_before_it_is_announced(run_script: RunScript) -> None:
     said = run_script("""
         import os, socket, time
         from tfos_nb.runtime.control import wire
@@ -395,7 +393,7 @@ def test_who_is_told_of_a_fork_can_end_its_group(run_script: RunScript) -> None:
     assert said.strip() == "True"
 
 
-def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root: Path, anchor: Any) -> None:
+def test_a_new_server_can_use_the_directory_of_one_killed_long_ago(root: Path, anchor: Any) -> None:
     terms = replace(terms_of(anchor), token="its successor's")
     env = dict(os.environ)
     WarmProcess.of_the_application(env, terms).close()
@@ -410,7 +408,7 @@ def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root
     os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
 
 
-def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run_script: RunScript) -> None:
+def test_applying_a_model_does_not_change_which_server_a_spark_worker_uses(run_script: RunScript) -> None:
     said = run_script("""
         from tfos_nb.runtime.models import model_cache
         from tfos_nb.runtime.node import process, warm_process
@@ -426,7 +424,7 @@ def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run
     assert said.strip() == "True"
 
 
-def test_a_lock_whose_holder_was_stopped_is_not_waited_for_without_an_end(
+def test_waiting_for_a_lock_whose_holder_was_stopped_times_out(
     root: Path, anchor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_process, "_LOCKED_WITHIN", 0.5)

@@ -1,1 +1,1 @@
-"""What a program's ``ctx`` stands on: strategies, coordinators, peers, and the check of Keras."""
+"""The parts behind a program's ``ctx``: strategies, coordinators, peers, and the check of Keras."""

@@ -1,4 +1,4 @@
-"""A Keras that does not come to the right numbers is found out, by training, and refused before a cluster starts."""
+"""A Keras that computes wrong numbers is detected by a short training and refused before a cluster starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KNOWN = "loss = self.optimizer.scale_loss(loss)"
 
 
 def other_keras(folder: Path, version: str, step: str) -> Path:
-    """Copy the installed Keras, as another version whose step scales its loss otherwise."""
+    """Copy the installed Keras as another version whose step scales its loss differently."""
     copy = folder / "keras"
     shutil.copytree(Path(keras.__file__).parent, copy, ignore=shutil.ignore_patterns("*_test.py", "__pycache__"))
     told = copy / "src" / "version.py"
@@ -42,7 +42,7 @@ def other_keras(folder: Path, version: str, step: str) -> Path:
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What executors say that have a later Keras: one that is right, and one whose gradients depend on the replicas."""
+    """The answers of executors with a later Keras: a correct one, and one whose gradients depend on the replicas."""
     steps = {"right": KNOWN, "wrong": "loss = loss * self.distribute_strategy.num_replicas_in_sync"}
     processes = {}
     for name, step in steps.items():
@@ -57,17 +57,17 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 
 @pytest.mark.slow
-def test_a_later_keras_that_trains_to_the_right_numbers_is_taken(probed: dict[str, dict[str, Any]]) -> None:
+def test_a_later_keras_that_trains_to_the_right_numbers_is_accepted(probed: dict[str, dict[str, Any]]) -> None:
     assert probed["right"] == {"version": "3.99.0", "unlike": ""}
 
 
 @pytest.mark.slow
-def test_a_later_keras_that_trains_to_other_numbers_is_found_out(probed: dict[str, dict[str, Any]]) -> None:
+def test_a_later_keras_that_trains_to_other_numbers_is_detected(probed: dict[str, dict[str, Any]]) -> None:
     assert probed["wrong"]["version"] == "3.99.0"
     assert "on two devices and" in probed["wrong"]["unlike"]
 
 
-def test_the_version_is_that_which_a_program_imports() -> None:
+def test_the_checked_version_is_the_one_that_a_program_imports() -> None:
     assert installed_keras() == keras.__version__
     assert is_tested("3.12.4")
     assert is_tested("3.15.0")
@@ -75,14 +75,14 @@ def test_the_version_is_that_which_a_program_imports() -> None:
     assert not is_tested("3.120.0")
 
 
-def test_it_is_refused_before_a_cluster_starts(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "installed_keras", lambda: "3.99.0")  # the driver's, of which nothing is known
+def test_a_wrong_keras_is_refused_before_a_cluster_starts(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "installed_keras", lambda: "3.99.0")  # the driver's, unknown version
     monkeypatch.setitem(launching._alike, str(context_of(spark).key), launching.advice("3.99.0", "a number is wrong"))
     with pytest.raises(PlanError, match=r"Keras 3\.99\.0 .*a number is wrong.* Install Keras 3\.12 or 3\.15, or"):
         launch(print, workers=2, spark=spark)
 
 
-def test_an_executor_is_asked_where_the_driver_s_version_is_not_known(
+def test_an_executor_is_asked_if_the_drivers_version_is_not_known(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "installed_keras", lambda: "")
@@ -102,14 +102,14 @@ def test_an_executor_is_asked_where_the_driver_s_version_is_not_known(
         ({"workers": 2}, {"TF_USE_LEGACY_KERAS": "1"}),
     ],
 )
-def test_nobody_is_asked_where_keras_does_not_train_on_several_replicas(
+def test_keras_is_not_checked_without_training_on_several_replicas(
     plan: dict[str, Any], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "installed_keras", lambda: "3.99.0")
-    launching.check_keras(None, launching.ClusterPlan(**plan), env)  # type: ignore[arg-type]  # no Spark is asked
+    launching.check_keras(None, launching.ClusterPlan(**plan), env)  # type: ignore[arg-type]  # Spark is not used
 
 
-def test_a_variable_leaves_it_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_skips_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "installed_keras", lambda: "3.99.0")
     monkeypatch.setenv("TFOS_KERAS_CHECK", "0")
     launching.check_keras(None, launching.ClusterPlan(workers=2), {})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a worker in a lost one's place gives out, and how its coordinator finds it."""
+"""Which rows a replacement worker gives out, and how its coordinator finds it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 
 @pytest.fixture
 def served(tmp_path: Path) -> LocalFeed:
-    """A worker whose predecessor has been through three passes, with the fourth one's rows."""
+    """A worker whose predecessor has read three passes, with the rows of the fourth pass."""
     queue = RowQueue("worker:1", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
     queue.skip_passes(3)
     queue.begin(FeedBegins(1, 1, False))
@@ -53,17 +53,17 @@ def rows_of_pass(feed: LocalFeed, turn: int) -> int:
         rows += len(ids)
 
 
-def test_a_worker_in_anothers_place_has_no_rows_for_the_passes_that_the_other_has_been_through(
+def test_a_replacement_worker_has_no_rows_for_passes_its_predecessor_has_read(
     served: LocalFeed,
 ) -> None:
     assert [rows_of_pass(served, turn) for turn in (3, 4)] == [0, 8]
 
 
-def test_a_worker_asked_without_a_number_gives_its_rows(served: LocalFeed) -> None:
+def test_a_worker_asked_without_a_pass_number_gives_its_rows(served: LocalFeed) -> None:
     assert rows_of_pass(served, 0) == 8
 
 
-def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_the_first_time(tmp_path: Path) -> None:
+def test_after_a_cut_a_worker_skips_replayed_passes_and_keeps_first_passes(tmp_path: Path) -> None:
     queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
     feed = LocalFeed(queue, 0, threading.Event())
     for number, rows in ((1, 8), (2, 4)):
@@ -79,7 +79,7 @@ def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_t
 
 
 def greet(listener: socket.socket) -> None:
-    """Do what a server of gRPC does first, until the listener is closed."""
+    """Send the first frame of a gRPC server to every caller, until the listener is closed."""
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
@@ -89,14 +89,14 @@ def greet(listener: socket.socket) -> None:
 
 @contextlib.contextmanager
 def a_worker() -> Iterator[str]:
-    """Give the address of a worker that is there, and gone afterwards."""
+    """Yield the address of a worker that runs until the context ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=greet, args=(listener,), daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_tensorflows_server_is_there_and_one_that_only_lets_in_is_not() -> None:
+def test_a_server_is_running_only_if_it_greets_and_not_if_it_just_accepts() -> None:
     import tensorflow as tf
 
     target = tf.distribute.Server.create_local_server().target
@@ -106,16 +106,16 @@ def test_tensorflows_server_is_there_and_one_that_only_lets_in_is_not() -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["its process is just ending", "its process has ended"])
-def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is(listens: bool) -> None:
+def test_an_unresponsive_worker_is_waited_for_until_its_new_address_is_known(listens: bool) -> None:
     with a_worker() as here, a_worker() as there, socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        if listens:  # connections are still let in, and nobody serves them
+        if listens:  # connections are still accepted, but not served
             held.listen()
         workers = {0: here, 1: f"127.0.0.1:{held.getsockname()[1]}"}
         peers = Peers()
         search = threading.Thread(target=peers.find, args=(workers,), daemon=True)
         search.start()
-        peers.moved(Moved("worker:0", "elsewhere:1"))  # of an earlier loss: it answers where it is
+        peers.moved(Moved("worker:0", "elsewhere:1"))  # from an earlier loss: this worker answers at its known address
         search.join(0.2)
         assert search.is_alive()
         peers.moved(Moved("worker:1", there))
@@ -124,14 +124,14 @@ def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_
     assert workers == {0: here, 1: there}
 
 
-def test_a_worker_that_goes_while_another_is_waited_for_is_waited_for_too() -> None:
+def test_a_worker_lost_while_another_is_waited_for_is_waited_for_too() -> None:
     peers = Peers()
     with socket.socket() as held, a_worker() as there, contextlib.ExitStack() as first:
         held.bind(("127.0.0.1", 0))
         workers = {0: first.enter_context(a_worker()), 1: f"127.0.0.1:{held.getsockname()[1]}"}
         search = threading.Thread(target=peers.find, args=(workers,), daemon=True)
         search.start()
-        search.join(0.2)  # it has found the first one there by now
+        search.join(0.2)  # by now it has found the first worker
         first.close()
         peers.moved(Moved("worker:1", there))
         search.join(0.2)
@@ -143,7 +143,7 @@ def test_a_worker_that_goes_while_another_is_waited_for_is_waited_for_too() -> N
     assert workers == {0: elsewhere, 1: there}
 
 
-def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_network_recovers_is_found_at_its_old_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "_LOOKED_FOR_EVERY", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -182,13 +182,13 @@ time.sleep(1)
     ("answer", "worker", "code"),
     [("waits", "moves", -signal.SIGKILL), ("comes", "moves", 0), ("waits", "stays", 0)],
 )
-def test_a_process_ends_whose_tensorflow_waits_for_a_worker_that_is_gone(answer: str, worker: str, code: int) -> None:
+def test_a_process_ends_if_its_tensorflow_waits_for_a_lost_worker(answer: str, worker: str, code: int) -> None:
     ended = subprocess.run([sys.executable, "-c", ASKING, answer, worker], capture_output=True, check=False, timeout=60)
     assert ended.returncode == code, ended.stderr
     assert (b"a new generation begins" in ended.stderr) == (code != 0)
 
 
-# as it was seen of a worker that lived, while another one was replaced
+# as observed on a live worker while another one was replaced
 UNREAD = """2 root error(s) found.
   (0) INTERNAL: {{function_node __wrapped__Identity_device_/job:chief/replica:0/task:0/device:CPU:0}} Unable to parse \
 request
@@ -239,15 +239,13 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(3, "got 3 after 3"), (4, "given up after 3")])
-def test_a_worker_that_cannot_read_a_request_is_asked_again_and_keeps_its_place_in_its_rows(
-    times: int, outcome: str
-) -> None:
+def test_a_request_that_a_worker_could_not_read_is_repeated_without_losing_rows(times: int, outcome: str) -> None:
     run = [sys.executable, "-c", COORDINATING, str(times)]
     ended = subprocess.run(run, capture_output=True, check=False, timeout=120, text=True)
     assert ended.stdout.strip() == outcome, ended.stderr
 
 
-def test_only_a_workers_answer_that_it_could_not_read_a_request_is_one() -> None:
+def test_only_a_workers_parse_error_counts_as_an_unread_request() -> None:
     import tensorflow as tf
 
     assert unread(tf.errors.InternalError(None, None, UNREAD))
@@ -257,7 +255,7 @@ def test_only_a_workers_answer_that_it_could_not_read_a_request_is_one() -> None
 
 
 class Moving:
-    """A step whose worker goes before its result is copied: another one does it."""
+    """A step whose worker is lost before its result is copied; another worker repeats it."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -268,7 +266,7 @@ class Moving:
         return "done"
 
 
-def test_a_result_that_went_with_its_worker_is_fetched_from_the_one_that_does_the_step_again() -> None:
+def test_a_result_lost_with_its_worker_is_fetched_after_the_step_is_repeated() -> None:
     import tensorflow as tf
 
     gone = tf.errors.UnavailableError(None, None, "Connection reset: /job:worker/replica:0/task:1")
@@ -291,7 +289,7 @@ def test_a_result_that_went_with_its_worker_is_fetched_from_the_one_that_does_th
 
 
 class Standing:
-    """A step that is done when somebody says so."""
+    """A step that ends when its event is set."""
 
     def __init__(self, result: str) -> None:
         self.result = result
@@ -302,7 +300,7 @@ class Standing:
         return self.result
 
 
-def test_results_come_as_steps_are_done_whoever_stands_still() -> None:
+def test_results_come_in_the_order_of_completion_even_if_a_step_stalls() -> None:
     flight, steps = _Flight(3), [Standing(name) for name in "abc"]
     for step in steps:
         assert flight.has_room
@@ -317,7 +315,7 @@ def test_results_come_as_steps_are_done_whoever_stands_still() -> None:
     assert until(lambda: not [one for one in threading.enumerate() if one.name.startswith("tfos_nb step")])
 
 
-def test_each_thread_of_a_coordinator_has_an_executor_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thread_of_a_coordinator_has_its_own_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorflow.python.distribute.coordinator.cluster_coordinator import Worker
     from tensorflow.python.eager import context, executor
 

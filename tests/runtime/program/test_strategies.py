@@ -1,4 +1,4 @@
-"""What a node knows of its place, and the servers that it waits for before TensorFlow looks for them."""
+"""A node's position in its cluster, and the servers that it waits for before TensorFlow connects to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITH_PS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:5"]}
 @pytest.mark.parametrize(
     ("node", "spec", "chief_trains", "known"),
     [
-        # is it the chief, its number, how many train, where it reads, whether it may be in step with others
+        # is_chief, number, num_workers, place_among_readers, may_be_synchronous
         ("chief:0", SPEC, False, (True, 0, 3, (0, 3), True)),
         ("worker:1", SPEC, False, (False, 3, 3, (2, 3), True)),
         ("evaluator:0", SPEC, False, (False, 1, 3, (0, 1), False)),
@@ -35,21 +35,21 @@ WITH_PS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:5"]}
         ("worker:0", WITH_PS, True, (False, 2, 3, (1, 3), False)),
     ],
 )
-def test_a_node_knows_its_place(node: str, spec: Any, chief_trains: bool, known: Any) -> None:
+def test_a_node_knows_its_position_in_the_cluster(node: str, spec: Any, chief_trains: bool, known: Any) -> None:
     one = ClusterTask(Node.parse(node), spec, chief_trains=chief_trains)
     assert (one.is_chief, one.number, one.num_workers, one.place_among_readers, one.may_be_synchronous) == known
 
 
 @pytest.fixture
 def holder() -> Iterator[socket.socket]:
-    """A port that is bound and does not listen, as a node's is before TensorFlow's server runs."""
+    """A port that is bound but does not listen, like a node's before TensorFlow's server runs."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held
 
 
 def greet(held: socket.socket) -> None:
-    """Serve one caller as gRPC does: it sends its settings."""
+    """Serve one caller as gRPC does: send the settings frame."""
     held.listen()
     connection, _ = held.accept()
     with connection:
@@ -66,7 +66,7 @@ def test_a_server_is_waited_for_until_it_runs(holder: socket.socket) -> None:
     assert over.wait(SECONDS)
 
 
-def test_a_server_that_does_not_come_is_left_to_tensorflow(
+def test_waiting_for_a_server_that_never_starts_ends_without_an_error(
     holder: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategies, "_AWAITED", 0.1)
@@ -95,7 +95,7 @@ def test_a_synchronous_strategy_waits_for_its_leader(
     assert asked == awaited
 
 
-def test_a_program_without_a_cluster_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_cluster_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "await_servers", lambda addresses: pytest.fail("it waits"))
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategies._await_leader()

@@ -1,6 +1,6 @@
-"""Reports of fit and evaluate, alone or as one worker of a synchronous strategy.
+"""Record the reports of fit and evaluate, alone or as one worker of a synchronous strategy.
 
-Usage: ``evaluate_cases.py OUT [keras|tf_keras]``; with ``TF_CONFIG`` a worker. Writes what happened to ``OUT.<index>``.
+Usage: ``evaluate_cases.py OUT [keras|tf_keras]``; with ``TF_CONFIG`` a worker. Writes its results to ``OUT.<index>``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INDEX = json.loads(CONFIG)["task"]["index"] if CONFIG else 0
 
 
 def dataset(batches: int) -> tf.data.Dataset:
-    """Of unknown length."""
+    """Return a dataset of unknown length."""
 
     def generate() -> Any:
         for batch in range(batches):
@@ -75,7 +75,7 @@ class Hooks(keras.callbacks.Callback):
 
 
 class Strange(keras.callbacks.CallbackList):
-    """A container that is made in another way."""
+    """A container with a different constructor."""
 
     def __init__(self, only: Any, model: Any) -> None:
         super().__init__([only], add_history=True, model=model, epochs=1, steps=None, verbose=0)
@@ -132,7 +132,7 @@ def stop() -> dict[str, Any]:
 
 
 class Asks(keras.callbacks.Callback):
-    """Asks for the end at a batch of a training."""
+    """Requests a stop at a training batch."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -165,8 +165,8 @@ def main() -> None:
     with open(f"{sys.argv[1]}.{INDEX}", "w") as file:
         json.dump(done, file)
     if CONFIG:
-        distribution.reduce("SUM", 0.0, axis=None)  # nobody leaves before all have written
-    os._exit(0)  # TensorFlow's own end of a worker takes up to half a minute
+        distribution.reduce("SUM", 0.0, axis=None)  # no worker exits before all have written
+    os._exit(0)  # TensorFlow's own shutdown of a worker takes up to half a minute
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Save models and logs in every way that Keras has, as one worker, and read them back at once.
+"""Save models and logs in every way that Keras offers, as one worker, and read them back at once.
 
-Usage: ``file_cases.py OUT FOLDER KERAS``, with ``TF_CONFIG``. Each worker writes what came out to ``OUT.<index>``.
+Usage: ``file_cases.py OUT FOLDER KERAS``, with ``TF_CONFIG``. Each worker writes its results to ``OUT.<index>``.
 ``KERAS`` is ``keras`` or ``tf_keras``. The last case kills the chief while it writes.
 """
 
@@ -31,7 +31,7 @@ INDEX = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
 EPOCHS = 2
 PATHS = ["best.keras", "m{epoch:02d}.keras", "w{epoch:02d}.weights.h5", "full.h5"]
 PATHS += ["tf.weights-{epoch}"] if FLAVOUR == "tf_keras" else []  # TensorFlow's format, of several files
-WRITTEN: list[str] = []  # what this process has renamed or made in the users' folder
+WRITTEN: list[str] = []  # what this process has renamed or created in the users' folder
 
 
 def note_writes(event: str, arguments: tuple[Any, ...]) -> None:
@@ -81,7 +81,7 @@ class ReadsBack(keras.callbacks.Callback):
 
 
 def checkpoints(model: Any) -> dict[str, Any]:
-    """Fit with every callback that writes."""
+    """Run fit with every callback that writes files."""
     place = f"{FOLDER}/checkpoints"
     callbacks = [
         keras.callbacks.ModelCheckpoint(
@@ -110,7 +110,7 @@ def averages(model: Any) -> bool:
 
 
 def direct(model: Any) -> dict[str, bool]:
-    """Save and export outside of fit; each time read at once."""
+    """Save and export outside of fit, and read each file at once."""
     found = {}
     for name in ("saved.keras", "saved.h5", "saved.keras"):
         model.save(f"{FOLDER}/{name}")
@@ -133,7 +133,7 @@ def direct(model: Any) -> dict[str, bool]:
 
 
 def alone(model: Any) -> dict[str, Any]:
-    """Save what only one worker saves, or each for itself."""
+    """Save files that only one worker saves, or that each worker saves for itself."""
     began = time.monotonic()
     if INDEX == 0:
         model.save(f"{FOLDER}/chiefs.keras")
@@ -151,7 +151,7 @@ def alone(model: Any) -> dict[str, Any]:
 
 
 def refused(model: Any) -> str:
-    """Save to where nobody can."""
+    """Save to a path that cannot be written."""
     os.makedirs(f"{FOLDER}/taken.keras", exist_ok=True)
     try:
         model.save(f"{FOLDER}/taken.keras")
@@ -167,7 +167,7 @@ def backups(model: Any) -> list[str]:
 
 
 def removed_backups(model: Any) -> bool:
-    """Say whether the directory of the backups is gone when fit returns, though another worker ends later."""
+    """Return whether the backups' directory is removed when fit returns, although another worker ends later."""
     late = keras.callbacks.LambdaCallback(on_train_end=lambda logs: time.sleep(1.0 * INDEX))
     backup = keras.callbacks.BackupAndRestore(f"{FOLDER}/removed")
     model.fit(rows(), epochs=1, verbose=0, callbacks=[late, backup])
@@ -175,7 +175,7 @@ def removed_backups(model: Any) -> bool:
 
 
 def killed(model: Any, report: dict[str, Any]) -> dict[str, Any]:
-    """Kill the chief amid a file that is there already; the other worker looks at the file then."""
+    """Kill the chief while it overwrites a file; the other worker then reads the file."""
     from keras.src.saving import saving_lib
 
     path = f"{FOLDER}/kept.keras"

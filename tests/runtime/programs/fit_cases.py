@@ -1,7 +1,7 @@
-"""Train a list of small models with ``model.fit`` as one worker, or as the single process that they are compared with.
+"""Train small models with ``model.fit`` as one worker, or as the single process that workers are compared with.
 
-Usage: ``fit_cases.py OUT WORKERS CASE…``. With ``TF_CONFIG`` it is one worker, has only its own rows, and writes what
-came out to ``OUT.<index>``. Without, it trains on the same global batches alone and writes to ``OUT.single``.
+Usage: ``fit_cases.py OUT WORKERS CASE…``. With ``TF_CONFIG`` it is one worker, has only its own rows, and writes its
+results to ``OUT.<index>``. Without, it trains alone on the same global batches and writes to ``OUT.single``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.program.setup import patch_keras_fit
 
-BATCH = 16  # global, as Keras takes it
-# Rows of each worker, for each epoch. So many that no step is without any row at all: that makes NaN in one process.
+BATCH = 16  # global, as in Keras
+# Rows of each worker, for each epoch: enough that no step has zero rows, which gives NaN in a single process.
 ROWS: dict[str, list[list[int]]] = {
     "uneven": [[128, 83, 40], [128, 83, 40]],
     "no_row_on_the_chief": [[0, 48, 0], [0, 48, 0]],
@@ -39,7 +39,7 @@ VALIDATION = [30, 0, 5]
 
 
 def rows_of(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that hang on nothing but the seed; the first feature names the row."""
+    """Return rows that depend only on the seed; the first feature identifies the row."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 8)).astype("float32")
     y = (x[:, 1] + x[:, 2] > 0).astype("int32") + (x[:, 3] > 0.5)
@@ -47,7 +47,7 @@ def rows_of(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Source:
-    """A dataset of which each iteration is the next epoch; it remembers what was asked of it."""
+    """A dataset in which each iteration is the next epoch; it records how it is used."""
 
     def __init__(self, epochs: list[list[np.ndarray]], weighted: bool, counted: bool = False) -> None:
         self.epochs = epochs
@@ -112,7 +112,7 @@ def make_model(name: str) -> keras.Model:
 
 
 class LastBatch(keras.callbacks.Callback):
-    """Keeps the numbers that a progress bar shows last within the first epoch."""
+    """Keeps the last metrics that a progress bar shows within the first epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def train(name: str, train_epochs: list, validation: list | None) -> dict[str, A
 
 
 def dealt(batches: list[tuple[np.ndarray, ...]], replicas: int) -> list[int]:
-    """How many rows a worker with one replica has in each of its steps: TensorFlow cuts each batch in equal parts."""
+    """Return the rows per step of a worker with one replica: TensorFlow splits each batch into equal parts."""
     sizes = []
     for batch in batches:
         left, part = len(batch[0]), -(-len(batch[0]) // replicas)
@@ -185,8 +185,8 @@ def as_worker(out: str, names: list[str]) -> None:
             results[name] = train(name, epochs_of(name, index), validation_of(name, index))
     with open(f"{out}.{index}", "w") as file:
         json.dump(results, file)
-    strategy.reduce("SUM", 0.0, axis=None)  # nobody leaves before all have written
-    os._exit(0)  # TensorFlow's own end of a worker takes up to half a minute
+    strategy.reduce("SUM", 0.0, axis=None)  # no worker exits before all have written
+    os._exit(0)  # TensorFlow's own shutdown of a worker takes up to half a minute
 
 
 def as_single(out: str, workers: int, names: list[str]) -> None:
@@ -204,7 +204,7 @@ def as_single(out: str, workers: int, names: list[str]) -> None:
 
 
 def merged(workers: list[list[tuple[np.ndarray, ...]]]) -> list[tuple[np.ndarray, ...]]:
-    """The global batch of each step: what each worker has in it, one after the other."""
+    """Return the global batch of each step: the parts of all workers, concatenated."""
     sizes = [dealt(batches, len(workers)) for batches in workers]
     steps = max(len(of_worker) for of_worker in sizes)
     whole = [

@@ -1,6 +1,6 @@
-"""Use TensorFlow before the strategy is built: a dataset of rows does not, another operation is named.
+"""Use TensorFlow before the strategy is built: a dataset of rows is allowed, any other operation is named.
 
-Usage: ``order_cases.py``, with ``TF_CONFIG`` of two workers, of which this one never meets the other.
+Usage: ``order_cases.py``, with a ``TF_CONFIG`` of two workers; this one never connects to the other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One worker of a synchronous strategy: reports, a stop that only one worker is asked for, restored backups.
+"""Run one worker of a synchronous strategy: reports, a stop requested on only one worker, restored backups.
 
-Usage: ``progress_cases.py OUT BACKUPS [keras|tf_keras]``, with ``TF_CONFIG``. Writes what happened to ``OUT.<index>``.
+Usage: ``progress_cases.py OUT BACKUPS [keras|tf_keras]``, with ``TF_CONFIG``. Writes its results to ``OUT.<index>``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def backup(strategy: Any, directory: str) -> dict[str, Any]:
 
 
 def damaged(strategy: Any, directory: str) -> list[int] | None:
-    """Go on where the newest state cannot be read; return which epochs are done, if this Keras keeps two states."""
+    """Resume when the newest state cannot be read; return the epochs done, if this Keras keeps two states."""
     if "double_checkpoint" not in inspect.signature(keras.callbacks.BackupAndRestore).parameters:
         return None
     again = Counter()
@@ -151,7 +151,7 @@ def damaged(strategy: Any, directory: str) -> list[int] | None:
 
 
 class Restored(keras.callbacks.Callback):
-    """Keeps the weights with which training begins."""
+    """Records the weights at the beginning of training."""
 
     weights: Any = None
 
@@ -169,8 +169,8 @@ def main() -> None:
         done["damaged"] = damaged(strategy, f"{sys.argv[2]}-damaged")
     with open(f"{sys.argv[1]}.{INDEX}", "w") as file:
         json.dump(done, file)
-    strategy.reduce("SUM", 0.0, axis=None)  # nobody leaves before all have written
-    os._exit(0)  # TensorFlow's own end of a worker takes up to half a minute
+    strategy.reduce("SUM", 0.0, axis=None)  # no worker exits before all have written
+    os._exit(0)  # TensorFlow's own shutdown of a worker takes up to half a minute
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Apply the mends to a Keras of which one function is not as known; prints what came out, as JSON."""
+"""Apply the patches to a Keras with one unknown function; print the results as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfos_nb.runtime.program.setup import patch_keras_fit
 
 
 def other_build(self: object, iterator: object = None) -> None:
-    """What a later Keras might have here."""
+    """A variant that a later Keras might have here."""
 
 
-trainer = next(c for c in keras.Model.__mro__ if "_make_function" in vars(c))  # of another name in each version
+trainer = next(c for c in keras.Model.__mro__ if "_make_function" in vars(c))  # its name differs between versions
 known, step = trainer._maybe_symbolic_build, trainer._make_function
 trainer._maybe_symbolic_build = other_build
 refused = patch_keras_fit()

@@ -1,1 +1,1 @@
-"""States that a training goes on from: whole or not there, and the same on all nodes."""
+"""States from which training resumes: complete or absent, and the same on all nodes."""

@@ -1,4 +1,4 @@
-"""Checkpoints in places that are far: whole or not there, and the training does not wait for them."""
+"""Checkpoints on remote file systems: complete or absent, and the training does not wait for them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 
 class Far(MemoryFileSystem):
-    """A file system whose uploads wait until they are let go, or fail."""
+    """A file system whose uploads wait until they are released, or fail."""
 
     protocol = "far"
-    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own way
+    store: dict[str, Any] = {}  # noqa: RUF012 - as in fsspec
     pseudo_dirs = [""]  # noqa: RUF012
     let_go = threading.Event()
     error: OSError | None = None
@@ -40,7 +40,7 @@ class Far(MemoryFileSystem):
 
 
 class Node:
-    """As much of a ``ctx`` as saves states."""
+    """The part of a ``ctx`` that saves states."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ def checkpoints() -> list[str]:
     return sorted({name.split("/")[-2] for name in listed if "/.part-" not in name})
 
 
-def test_the_training_goes_on_while_a_state_is_uploaded(far: type[Far], counter: Any) -> None:
+def test_training_continues_while_a_state_is_uploaded(far: type[Far], counter: Any) -> None:
     node = Node()
     counter.assign(7)
     place = node.checkpoint(counter=counter, epoch=1)
-    counter.assign(8)  # a step that is done meanwhile is not in the state
+    counter.assign(8)  # a step done meanwhile is not in the state
     assert place == "far://bucket/checkpoints/a/00000001"
     assert (checkpoints(), node.saving, node.held) == ([], [True], 0)
     far.let_go.set()
@@ -135,7 +135,7 @@ def test_the_next_state_waits_for_the_one_before(far: type[Far], counter: Any) -
     assert node.saving in ([True, False], [True, False, True, False])
 
 
-def test_a_state_whose_upload_was_broken_off_is_none(
+def test_a_state_with_an_interrupted_upload_is_ignored(
     far: type[Far], counter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Object stores rename by copying one file after another: the writer may die in the middle."""
@@ -152,7 +152,7 @@ def test_a_state_whose_upload_was_broken_off_is_none(
         put_file(self, source, place, **more)
 
     monkeypatch.setattr(Far, "put_file", broken_off)
-    for epoch in (2, 3):  # in the place of a state that is there, and of none
+    for epoch in (2, 3):  # once over an existing state, once not
         counter.assign_add(1)
         node.checkpoint(counter=counter, epoch=epoch)
         with pytest.raises(OSError, match="the host is gone"):
@@ -166,9 +166,7 @@ def test_a_state_whose_upload_was_broken_off_is_none(
 
 
 @pytest.mark.parametrize("where", ["the next state", "the end"])
-def test_a_state_that_could_not_be_uploaded_is_told_and_those_before_it_are_there(
-    far: type[Far], counter: Any, where: str
-) -> None:
+def test_a_failed_upload_is_raised_and_earlier_states_are_kept(far: type[Far], counter: Any, where: str) -> None:
     node = Node()
     far.let_go.set()
     node.checkpoint(counter=counter, epoch=1)
@@ -199,14 +197,12 @@ def saved(node: Node, counter: Any, **place: Any) -> None:
     node.uploads.finish()
 
 
-def test_a_state_amid_a_pass_has_a_name_of_its_own_and_the_driver_hears_of_its_rows(
-    far: type[Far], counter: Any
-) -> None:
+def test_a_state_within_a_pass_has_its_own_name_and_its_rows_are_reported(far: type[Far], counter: Any) -> None:
     far.let_go.set()
     node = Node()
     saved(node, counter, epoch=2)
     saved(node, counter, epoch=2, rows=640)
-    saved(node, counter, epoch=2, rows=0)  # another node may have had some
+    saved(node, counter, epoch=2, rows=0)  # another node may have received some of the rows
     assert checkpoints() == ["00000002", FIRST, SECOND]
     assert node.told == [(FIRST, 2, 640), (SECOND, 2, 0)]
     assert node.held == 1
@@ -216,7 +212,7 @@ def test_a_state_amid_a_pass_has_a_name_of_its_own_and_the_driver_hears_of_its_r
     ("held", "place", "value"),
     [((), (2, ""), 1), ((FIRST,), (2, FIRST), 2), ((FIRST, SECOND), (2, SECOND), 3), (("other",), (2, ""), 1)],
 )
-def test_it_is_put_back_if_it_is_known_of_every_node_what_it_holds(
+def test_a_state_within_a_pass_is_restored_if_its_rows_are_known_for_all_nodes(
     far: type[Far], counter: Any, held: tuple[str, ...], place: tuple[int, str], value: int
 ) -> None:
     far.let_go.set()
@@ -230,7 +226,7 @@ def test_it_is_put_back_if_it_is_known_of_every_node_what_it_holds(
     assert int(counter.numpy()) == value
 
 
-def test_the_last_whole_epoch_is_kept_whatever_is_saved_after_it(far: type[Far], counter: Any) -> None:
+def test_the_state_of_the_last_whole_epoch_is_kept_whatever_is_saved_later(far: type[Far], counter: Any) -> None:
     far.let_go.set()
     node = Node()
     for epoch in (1, 2):
@@ -242,7 +238,7 @@ def test_the_last_whole_epoch_is_kept_whatever_is_saved_after_it(far: type[Far],
     assert checkpoints() == ["00000002-0001-000003", "00000003"]
 
 
-def test_a_late_node_goes_on_from_the_state_from_which_the_others_have_gone_on(far: type[Far], counter: Any) -> None:
+def test_a_late_node_resumes_from_the_same_state_as_the_others(far: type[Far], counter: Any) -> None:
     far.let_go.set()
     before = Node()
     for epoch in (1, 2):
@@ -263,6 +259,6 @@ def test_a_late_node_goes_on_from_the_state_from_which_the_others_have_gone_on(f
 
 
 @pytest.mark.parametrize("rows", [-1, 6.0, True, "6"])
-def test_rows_that_are_no_number_are_refused(far: type[Far], counter: Any, rows: Any) -> None:
+def test_rows_must_be_a_non_negative_number(far: type[Far], counter: Any, rows: Any) -> None:
     with pytest.raises(ValueError, match="rows must be the number of rows since the last whole epoch, 0 or more"):
         Node().checkpoint(counter=counter, epoch=1, rows=rows)

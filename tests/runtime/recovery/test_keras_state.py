@@ -1,4 +1,4 @@
-"""Which fits keep their state in memory, and what the next generation makes of it."""
+"""Which fits keep their state in memory, and how the next generation uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Y = 3 * X + 1
 
 @pytest.fixture(params=["keras", "tf_keras"])
 def flavour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each of the two Keras, as it was when the test is over."""
+    """Each of the two versions of Keras; unpatched again after the test."""
     both = [pytest.importorskip(name) for name in ("keras", "tf_keras")]
     for keras in both:
         for name in ("fit", "_maybe_load_initial_counters_from_ckpt"):
@@ -38,7 +38,7 @@ def memory() -> Iterator[StateMemory]:
 
 @pytest.fixture
 def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[int], RowQueue]:
-    """Begin a generation: as if by a process of its own, with the memory of the one before."""
+    """Begin a generation as a new process would, with the state memory of the previous one."""
     own = flavour.Model.fit
 
     def begin(number: int) -> RowQueue:
@@ -63,11 +63,11 @@ def fit(model: Any, epochs: int, **options: Any) -> Any:
 
 
 class Lost(Exception):
-    """What stands in for the loss of a process."""
+    """The error that stands in for the loss of a process."""
 
 
 class Begun:
-    """The epochs that a fit has begun."""
+    """Records the epochs that a fit has begun."""
 
     def __init__(self, keras: Any) -> None:
         self.epochs: list[int] = []
@@ -84,7 +84,7 @@ def lose_in(keras: Any, epoch: int) -> Any:
     return callback
 
 
-def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
+def test_a_resumed_fit_ends_with_the_weights_of_an_uninterrupted_one(
     generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:
     whole = build(flavour)
@@ -102,7 +102,7 @@ def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_the_first_fit_is_not_done_again_when_a_later_one_was_broken_off(
+def test_the_first_fit_is_not_repeated_when_a_later_one_was_interrupted(
     generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:
     generation(1)
@@ -120,7 +120,7 @@ def test_the_first_fit_is_not_done_again_when_a_later_one_was_broken_off(
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 
-def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+def test_a_fit_that_a_callback_ended_is_repeated(generation: Callable[[int], RowQueue], flavour: Any) -> None:
     generation(1)
     stop = flavour.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=100.0)
     assert len(fit(build(flavour), 9, callbacks=[stop]).epoch) == 2
@@ -128,16 +128,18 @@ def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], R
     assert fit(build(flavour), 2).epoch == [0, 1]
 
 
-def test_a_fit_after_rows_were_read_begins_anew(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+def test_a_fit_starts_from_scratch_if_rows_were_read_before_it(
+    generation: Callable[[int], RowQueue], flavour: Any
+) -> None:
     generation(1)
     with pytest.raises(Lost):
         fit(build(flavour), 4, callbacks=[lose_in(flavour, 3)])
     queue = generation(2)
-    queue.ask()  # as the adaptation of a layer to the rows does
+    queue.ask()  # as when a layer is adapted to the rows
     assert fit(build(flavour), 4).epoch == [0, 1, 2, 3]
 
 
-def test_the_state_of_another_model_is_left(
+def test_the_state_of_another_model_is_not_used(
     generation: Callable[[int], RowQueue], flavour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     generation(1)
@@ -149,7 +151,7 @@ def test_the_state_of_another_model_is_left(
 
 
 @pytest.mark.parametrize("options", [{"steps_per_epoch": 2}, {"callbacks": "backup"}])
-def test_a_fit_whose_epochs_are_no_passes_and_one_with_a_backup_of_its_own_keep_nothing(
+def test_no_state_is_kept_if_epochs_are_not_passes_or_a_backup_is_given(
     generation: Callable[[int], RowQueue], flavour: Any, memory: StateMemory, options: dict[str, Any], tmp_path: Any
 ) -> None:
     if options.get("callbacks"):
@@ -161,13 +163,13 @@ def test_a_fit_whose_epochs_are_no_passes_and_one_with_a_backup_of_its_own_keep_
 
 @pytest.fixture
 def backup(flavour: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Keras' BackupAndRestore, as it was when the test is over."""
+    """Keras' BackupAndRestore; unpatched again after the test."""
     kind = flavour.callbacks.BackupAndRestore
     monkeypatch.setattr(kind, "on_train_begin", kind.on_train_begin)
     return kind
 
 
-def test_a_backup_that_is_to_be_made_amid_epochs_is_made_at_their_ends(
+def test_a_backup_requested_within_epochs_is_saved_at_their_ends(
     flavour: Any, backup: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved: list[int] = []
@@ -187,7 +189,7 @@ def test_a_backup_that_is_to_be_made_amid_epochs_is_made_at_their_ends(
     assert caplog.text.count("BackupAndRestore(save_freq=1) saves only at the end of each epoch here") == 1
 
 
-def test_a_table_keeps_the_lines_of_earlier_trainings(
+def test_a_csv_log_keeps_the_lines_of_earlier_trainings(
     generation: Callable[[int], RowQueue], flavour: Any, tmp_path: Any
 ) -> None:
     table = tmp_path / "t.csv"
@@ -204,7 +206,9 @@ def test_a_table_keeps_the_lines_of_earlier_trainings(
     assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["epoch", *"012345", *"01234"]
 
 
-def test_a_fit_that_a_callback_ended_is_not_trained_on(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+def test_a_fit_that_a_callback_ended_is_not_trained_further(
+    generation: Callable[[int], RowQueue], flavour: Any
+) -> None:
     def lose(logs: Any = None) -> None:
         raise Lost
 
@@ -220,7 +224,7 @@ def test_a_fit_that_a_callback_ended_is_not_trained_on(generation: Callable[[int
     assert fit(build(flavour), 5, callbacks=[Stop()]).epoch == [0, 1]
 
 
-def test_the_optimizers_of_models_within_a_model_go_on(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+def test_the_optimizers_of_nested_models_are_resumed(generation: Callable[[int], RowQueue], flavour: Any) -> None:
     if flavour.__name__ != "keras":
         pytest.skip("tf_keras applies gradients in another way")
     import tensorflow as tf
@@ -262,7 +266,7 @@ def test_the_optimizers_of_models_within_a_model_go_on(generation: Callable[[int
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_numbers_that_only_tensorflow_has_are_kept_with_a_callback() -> None:
+def test_a_callbacks_bfloat16_arrays_are_kept() -> None:
     import ml_dtypes
 
     from tfos_nb.runtime.recovery import fit_contents

@@ -1,4 +1,4 @@
-"""A state in memory is there whole or not at all, and outlives the process that wrote it."""
+"""A state in memory is complete or absent, and outlives the process that wrote it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incompletely_written_state_is_ignored(memory: StateMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     last = LastState(memory.places)
     last.put(StateVersion(1), 1, [np.arange(3.0)])
     last.put(StateVersion(2), 2, [np.arange(4.0)])
@@ -74,7 +74,7 @@ def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, mo
     assert values(last) == [[0.0, 1.0, 2.0, 3.0]]
 
 
-def test_numbers_that_numpy_has_from_tensorflow_are_kept(memory: StateMemory) -> None:
+def test_bfloat16_arrays_are_kept(memory: StateMemory) -> None:
     import tensorflow as tf
 
     last = LastState(memory.places)
@@ -82,7 +82,7 @@ def test_numbers_that_numpy_has_from_tensorflow_are_kept(memory: StateMemory) ->
     assert values(last) == [[1.5, -2.0]]
 
 
-def test_the_memory_is_gone_with_its_holder(memory: StateMemory) -> None:
+def test_the_memory_is_removed_when_its_owner_closes_it(memory: StateMemory) -> None:
     places = memory.places
     memory.close()
     assert not any(os.path.exists(place) for place in places)

@@ -1,1 +1,1 @@
-"""Rows of Arrow, NumPy and Python into columns and back; what does not fit is named."""
+"""Convert rows of Arrow, NumPy and Python to columns and back; values that do not fit are named."""

@@ -1,4 +1,4 @@
-"""Rows are looked at only where Arrow cannot be led out of them."""
+"""Received batches are validated: no offset may point outside a batch's buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFFSETS = struct.pack("<iii", 0, 3, 6)
 
 
 def as_it_arrives(batch: pa.RecordBatch, offsets: bytes) -> pa.RecordBatch:
-    """Send a batch through Arrow's own stream with other offsets in it."""
+    """Send a batch through an Arrow stream with its offsets replaced."""
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), batch.schema) as stream:
         stream.write_batch(batch)
     sent = sink.getvalue().to_pybytes()
@@ -26,18 +26,18 @@ def as_it_arrives(batch: pa.RecordBatch, offsets: bytes) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("batch", [LISTS, TEXTS], ids=["lists", "text"])
 @pytest.mark.parametrize("offsets", [(0, 10**8, 6), (0, 3, 10**8), (0, -5, 6), (-(10**8), 3, 6), (0, 3, -1), (6, 3, 0)])
-def test_offsets_that_lead_elsewhere_are_refused(batch: pa.RecordBatch, offsets: tuple[int, ...]) -> None:
-    """What became of them took the process: of text a read far outside of its memory."""
+def test_offsets_outside_the_buffers_are_refused(batch: pa.RecordBatch, offsets: tuple[int, ...]) -> None:
+    """Such offsets used to crash the process: text was read far outside its memory."""
     with pytest.raises(FeedFailed, match="the received bytes are not valid rows: .*(?:ffset|spanned)"):
         valid_batch(as_it_arrives(batch, struct.pack("<iii", *offsets)), batch.schema)
 
 
 @pytest.mark.parametrize("batch", [LISTS, TEXTS, LISTS.slice(1), LISTS.slice(0, 0)], ids=str)
-def test_rows_that_are_sound_are_what_they_were(batch: pa.RecordBatch) -> None:
+def test_valid_rows_are_unchanged(batch: pa.RecordBatch) -> None:
     assert valid_batch(batch, batch.schema) is batch
 
 
-def test_rows_of_another_schema_than_their_streams_and_no_rows_are_refused() -> None:
+def test_rows_of_another_schema_than_their_stream_and_empty_batches_are_refused() -> None:
     with pytest.raises(FeedFailed, match="other columns"):
         valid_batch(LISTS, TEXTS.schema)
     with pytest.raises(FeedFailed, match="must have a record batch, got none"):

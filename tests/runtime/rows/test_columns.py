@@ -1,4 +1,4 @@
-"""Arrow's buffers become dense arrays, and what cannot is named by its column."""
+"""Arrow's buffers become dense arrays; a column that cannot be converted is named."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_fixed_size_lists_become_one_array() -> None:
     ],
     ids=str,
 )
-def test_nested_lists_become_one_array_however_they_are_nested(kind: pa.DataType) -> None:
+def test_nested_lists_of_any_list_type_become_one_array(kind: pa.DataType) -> None:
     values = np.arange(24).reshape(4, 2, 3)
     whole = pa.array(values.tolist(), kind)
     assert one(whole).tolist() == values.tolist()
@@ -151,7 +151,7 @@ def test_a_null_at_any_level_is_named_with_what_to_do(values: list[Any], kind: p
     ],
     ids=str,
 )
-def test_a_fill_takes_a_nulls_place_at_any_level(values: Any, kind: pa.DataType, fill: Any, filled: Any) -> None:
+def test_a_fill_replaces_nulls_at_any_level(values: Any, kind: pa.DataType, fill: Any, filled: Any) -> None:
     array = one(values, kind, fill)
     assert array.tolist() == filled
     assert array.dtype == columns_of(pa.schema([("c", kind)]), {})["c"].dtype
@@ -191,9 +191,9 @@ def test_a_list_of_another_length_is_named(values: Any, message: str) -> None:
         one(values)
 
 
-def test_lists_that_only_add_up_are_refused() -> None:
+def test_lists_of_different_lengths_are_refused_even_if_the_sum_fits() -> None:
     with pytest.raises(FeedFailed, match="a list of 3 values where the first row's has 2"):
-        one([[1, 2], [1, 2, 3], [1]])  # six values in three rows, and yet not 3 x 2
+        one([[1, 2], [1, 2, 3], [1]])  # six values in three rows, but not 3 x 2
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,12 @@ def test_lists_without_values_make_an_array_without_values() -> None:
     ],
     ids=str,
 )
-def test_lengths_are_those_of_the_first_list_that_is_there(values: Any, kind: pa.DataType, lengths: Any) -> None:
+def test_lengths_are_those_of_the_first_list_that_is_not_null(values: Any, kind: pa.DataType, lengths: Any) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], ["c"])
     assert first_lengths(batch) == ({} if lengths is None else {"c": lengths})
 
 
-def test_lengths_are_of_the_slice_and_not_of_what_is_before_it() -> None:
+def test_lengths_are_those_of_the_slice_and_not_of_earlier_rows() -> None:
     whole = pa.RecordBatch.from_pydict({"c": [[1], [1, 2], [1, 2]]})
     assert first_lengths(whole.slice(1)) == {"c": (2,)}
 
@@ -257,14 +257,14 @@ def test_a_column_without_a_tensor_is_named_with_what_to_do(kind: pa.DataType) -
         columns_of(pa.schema([("x", pa.int32()), ("when", kind)]), {})
 
 
-def test_only_the_wanted_columns_are_looked_at() -> None:
+def test_only_the_selected_columns_are_checked() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": [None, [1]], "c": ["x", None]})
     assert list(arrays_of(batch, [Column("a", np.dtype(np.int64), ())])) == ["a"]
 
 
 @pytest.mark.parametrize("names", [["b", "c"], ["a", "a"]], ids=str)
-def test_a_column_that_is_not_there_or_twice_is_named_and_no_other_taken_for_it(names: list[str]) -> None:
-    """Arrow says of such a column that its place is -1, and takes that for the last one."""
+def test_a_missing_or_repeated_column_is_named_and_not_replaced_by_another(names: list[str]) -> None:
+    """Arrow returns index -1 for such a column, which would select the last one."""
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=names)
     with pytest.raises(FeedFailed, match="column 'a' does not exist, or exists more than once; the columns are "):
         arrays_of(batch, [Column("a", np.dtype(np.int64), ())])
@@ -290,7 +290,7 @@ def test_rows_of_another_type_than_the_first_are_named(first: Any, later: Any, m
 
 @settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(0, 8), st.lists(st.integers(0, 3), max_size=3))
-def test_any_dense_column_is_what_numpy_would_make_of_it(data: st.DataObject, rows: int, shape: list[int]) -> None:
+def test_any_dense_column_equals_numpys_array(data: st.DataObject, rows: int, shape: list[int]) -> None:
     kind = data.draw(st.sampled_from(NUMBERS), label="type")
     values = np.arange(rows * int(np.prod(shape, dtype=int))).astype(kind.to_pandas_dtype()).reshape(rows, *shape)
     arrow = kind

@@ -1,4 +1,4 @@
-"""The elements of an RDD as columns, and a row that does not fit by its number."""
+"""The elements of an RDD become columns; a row that does not fit is named by its number."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_rows_of_each_kind_become_columns(rows: list[Any], expected: dict[str, A
     assert columns(rows) == expected
 
 
-def test_the_numbers_of_a_picture_keep_their_type() -> None:
+def test_the_values_of_a_picture_keep_their_type() -> None:
     (batch,) = batches_of_rows([(np.full((2, 2), 7, "uint8"),)] * 3)
     assert batch.schema.field("_1").type == pa.list_(pa.list_(pa.uint8()))
 
@@ -79,7 +79,7 @@ def test_many_rows_make_batches_of_one_schema_in_order() -> None:
     assert pa.Table.from_batches(batches)["_1"].to_pylist() == list(range(2500))
 
 
-def test_rows_are_read_as_they_are_needed() -> None:
+def test_rows_are_read_only_when_they_are_needed() -> None:
     read: list[int] = []
     batches = batches_of_rows(read.append(number) or number for number in range(5000))
     next(batches)
@@ -146,7 +146,7 @@ def test_a_row_with_other_columns_is_named(rows: list[Any], message: str) -> Non
 
 
 @pytest.mark.parametrize("place", [0, 1, 700])
-def test_the_row_that_is_unlike_most_others_is_named_wherever_it_is(place: int) -> None:
+def test_the_row_that_differs_from_most_others_is_named_at_any_position(place: int) -> None:
     rows: list[tuple[Any, int]] = [(float(number), number) for number in range(1000)]
     rows[place] = ("oops", place)
     with pytest.raises(FeedFailed, match=rf"^column '_1', row {place}: 'oops' is a str, not double$"):

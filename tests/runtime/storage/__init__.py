@@ -1,1 +1,1 @@
-"""Files of any file system: written whole or not at all, and errors if a place cannot be reached."""
+"""Files on any file system: written completely or not at all, with an error if a location cannot be reached."""

@@ -1,4 +1,4 @@
-"""Who writes a file that all workers save, and who waits for whom: without TensorFlow."""
+"""Which worker writes a file that all workers save, and which ones wait: without TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfos_nb.runtime.storage.save_notices import BEGUN, FAILED, WRITTEN, Notice,
 
 
 class Cluster:
-    """A chief and another worker, whose notices go from one to the other in this process."""
+    """A chief and another worker that exchange notices within this process."""
 
     def __init__(self) -> None:
         self.chief, self.other = self.worker(True), self.worker(False)
         self.reader = self.other._reader
-        self.reader._thread = threading.Thread()  # none has to read
+        self.reader._thread = threading.Thread()  # no reader thread is needed
         self.chief._writer.tell = self.reader._take  # type: ignore[method-assign]
 
     def worker(self, chief: bool) -> OneWriter:
@@ -44,7 +44,7 @@ def writing(text: str) -> Any:
     return lambda path: Path(path).write_text(text)
 
 
-def test_others_file_is_thrown_away(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_other_workers_file_is_discarded(cluster: Cluster, tmp_path: Path) -> None:
     path = f"{tmp_path}/model.keras"
     cluster.chief.save(path, writing("chief"))
     cluster.other.save(path, writing("other"))
@@ -52,7 +52,7 @@ def test_others_file_is_thrown_away(cluster: Cluster, tmp_path: Path) -> None:
     assert Path(path).read_text() == "chief"
 
 
-def test_other_waits_for_a_chief_that_is_slow(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_other_worker_waits_for_a_slow_chief(cluster: Cluster, tmp_path: Path) -> None:
     path, began = f"{tmp_path}/model.keras", threading.Event()
 
     def slowly(part: str) -> None:
@@ -69,20 +69,20 @@ def test_other_waits_for_a_chief_that_is_slow(cluster: Cluster, tmp_path: Path) 
     thread.join()
 
 
-def test_other_saves_what_the_chief_does_not(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_other_worker_saves_a_file_that_the_chief_does_not(cluster: Cluster, tmp_path: Path) -> None:
     cluster.chief.save(f"{tmp_path}/worker-0.keras", writing("chief"))
     cluster.other.save(f"{tmp_path}/worker-1.keras", writing("other"))
     assert (tmp_path / "worker-1.keras").read_text() == "other"
 
 
-def test_failure_of_the_chief_is_raised_on_all(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failure_of_the_chief_is_raised_on_all_workers(cluster: Cluster, tmp_path: Path) -> None:
     cluster.reader._take(Notice("model.keras", BEGUN))
     cluster.reader._take(Notice("model.keras", FAILED, why="OSError: full"))
     with pytest.raises(OSError, match="the chief could not save model.keras: OSError: full"):
         cluster.other.save("model.keras", writing("other"))
 
 
-def test_host_that_has_not_the_chiefs_directory_gets_the_file(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_host_that_does_not_share_the_chiefs_directory_gets_the_file(cluster: Cluster, tmp_path: Path) -> None:
     path = f"{tmp_path}/model.keras"
     cluster.reader._take(Notice(path, BEGUN))
     cluster.reader._take(Notice(path, WRITTEN, ["elsewhere", 1, 1], [5, 5]))
@@ -90,7 +90,7 @@ def test_host_that_has_not_the_chiefs_directory_gets_the_file(cluster: Cluster, 
     assert Path(path).read_text() == "other"
 
 
-def test_host_that_shares_the_chiefs_directory_leaves_the_file(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_host_that_shares_the_chiefs_directory_keeps_the_chiefs_file(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     path.write_text("chief")
     status = path.stat()
@@ -100,20 +100,20 @@ def test_host_that_shares_the_chiefs_directory_leaves_the_file(cluster: Cluster,
     assert path.read_text() == "chief"
 
 
-def test_other_goes_on_when_the_chief_is_gone() -> None:
+def test_the_other_worker_continues_if_the_chief_is_lost() -> None:
     reader = NoticeReader()
     reader._thread = threading.Thread()
     reader._lost = True
     assert reader.wait("model.keras") is None
 
 
-def test_process_that_is_alone_writes_to_the_path_itself(tmp_path: Path) -> None:
+def test_a_single_process_writes_directly_to_the_path(tmp_path: Path) -> None:
     seen: list[str] = []
     OneWriter().save(f"{tmp_path}/model.keras", seen.append)
     assert seen == [f"{tmp_path}/model.keras"]
 
 
-def test_link_stays_one(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "real").write_text("before")
     (tmp_path / "model.keras").symlink_to(tmp_path / "real")
     cluster.chief.save(f"{tmp_path}/model.keras", writing("chief"))
@@ -121,7 +121,7 @@ def test_link_stays_one(cluster: Cluster, tmp_path: Path) -> None:
     assert (tmp_path / "real").read_text() == "chief"
 
 
-def test_old_file_stays_where_a_writer_fails(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_old_file_is_kept_if_a_writer_fails(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     path.write_text("before")
 
@@ -135,7 +135,7 @@ def test_old_file_stays_where_a_writer_fails(cluster: Cluster, tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
 
-def test_what_a_killed_writer_has_left_is_removed_after_an_hour(cluster: Cluster, tmp_path: Path) -> None:
+def test_files_left_by_a_killed_writer_are_removed_after_an_hour(cluster: Cluster, tmp_path: Path) -> None:
     for name, age in ((".part-old", 4000), (".part-new", 0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.keras").touch()

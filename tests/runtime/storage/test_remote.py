@@ -1,4 +1,4 @@
-"""Places that TensorFlow cannot open: what is written there whole, what grows there, and what is said if nobody can."""
+"""Locations that TensorFlow cannot open: complete writes, growing logs, and errors for unreachable ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def memory() -> Any:
 
 @pytest.fixture
 def without_hdfs_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What pip brings without the extra: fsspec's way by pyarrow, which wants a library that is not here."""
+    """The installation without the extra: fsspec uses pyarrow, which needs a library that is missing here."""
     known = sys.modules["fsspec.registry"]
     by_pyarrow = {"class": "fsspec.implementations.arrow.HadoopFileSystem", "err": "pyarrow is needed"}
     monkeypatch.setitem(known.known_implementations, "hdfs", by_pyarrow)
@@ -56,13 +56,13 @@ def without_hdfs_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One on which somebody listens."""
+    """A port on which a server listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.mark.usefixtures("without_hdfs_client")
-def test_hdfs_without_a_client_is_refused_with_what_to_install(port: int) -> None:
+def test_hdfs_without_a_client_is_refused_and_the_error_names_what_to_install(port: int) -> None:
     with pytest.raises(Unreachable) as raised:
         file_system(f"hdfs://me:secret@127.0.0.1:{port}/models/digits")
     said = str(raised.value)
@@ -73,9 +73,9 @@ def test_hdfs_without_a_client_is_refused_with_what_to_install(port: int) -> Non
     assert isinstance(raised.value, TfosError)
 
 
-def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
+def test_an_address_without_a_server_is_refused_at_once() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # bound, but does not listen
         port = held.getsockname()[1]
         with pytest.raises(
             Unreachable, match=f"no server answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
@@ -83,7 +83,7 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
             file_system(f"hdfs://127.0.0.1:{port}/models")
 
 
-def test_the_web_page_of_a_name_node_is_told_from_its_rpc_address() -> None:
+def test_the_web_port_of_a_name_node_is_recognized_and_refused() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as page:
         threading.Thread(target=page.serve_forever).start()
         port = page.server_address[1]
@@ -94,7 +94,7 @@ def test_the_web_page_of_a_name_node_is_told_from_its_rpc_address() -> None:
             page.shutdown()
 
 
-def test_a_web_file_system_at_which_nobody_listens_is_refused_at_once() -> None:
+def test_a_web_file_system_without_a_server_is_refused_at_once() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{held.getsockname()[1]}"
@@ -102,7 +102,7 @@ def test_a_web_file_system_at_which_nobody_listens_is_refused_at_once() -> None:
             file_system(f"webhdfs://{place}/models")
 
 
-def test_who_does_not_answer_is_not_helped_by_a_client() -> None:
+def test_no_client_is_suggested_for_a_server_that_does_not_answer() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         with pytest.raises(Unreachable) as raised:
@@ -120,7 +120,7 @@ def test_who_does_not_answer_is_not_helped_by_a_client() -> None:
         ("nosuchthing://bucket", "no file system is known for nosuchthing://"),
     ],
 )
-def test_a_place_that_no_host_can_open_is_refused_by_how_it_is_written(url: str, told: str) -> None:
+def test_an_invalid_url_is_refused_without_a_connection(url: str, told: str) -> None:
     with pytest.raises(Unreachable) as raised:
         refuse_unknown(url)
     assert told in str(raised.value)
@@ -132,11 +132,11 @@ def test_a_place_that_no_host_can_open_is_refused_by_how_it_is_written(url: str,
 @pytest.mark.parametrize(
     "url", ["/a", "a/b:/c", "", "file:///a", "gs://b/a", "hdfs://nn/a", "viewfs://c/a", "s3://b/a"]
 )
-def test_places_that_some_host_may_open_are_left_alone(url: str) -> None:
+def test_urls_that_some_host_may_open_are_not_refused(url: str) -> None:
     refuse_unknown(url)
 
 
-def test_a_scheme_that_nobody_knows_is_named() -> None:
+def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(Unreachable, match=r"nosuch://bucket cannot be opened .*on every host"):
         file_system("nosuch://bucket/key")
 
@@ -144,7 +144,7 @@ def test_a_scheme_that_nobody_knows_is_named() -> None:
 @pytest.mark.parametrize(
     ("url", "opens"), [("/a", True), ("file:///a", True), ("gs://b/a", True), ("hdfs://nn/a", False), ("s3://b", False)]
 )
-def test_what_tensorflow_opens_by_itself(url: str, opens: bool) -> None:
+def test_urls_that_tensorflow_opens_by_itself_are_recognized(url: str, opens: bool) -> None:
     assert tensorflow_opens(url) is opens
 
 
@@ -163,7 +163,7 @@ def test_the_configuration_in_a_yarn_container_is_found(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("place", ["memory://models/digits", "{tmp}/models/digits"])
 @pytest.mark.parametrize("directory", [True, False])
-def test_a_draft_takes_the_place_of_what_is_there_as_a_whole(
+def test_a_draft_replaces_the_old_content_completely_or_not_at_all(
     memory: Any, tmp_path: Path, place: str, directory: bool
 ) -> None:
     url = place.format(tmp=tmp_path)
@@ -185,7 +185,7 @@ def test_a_draft_takes_the_place_of_what_is_there_as_a_whole(
 
 
 @pytest.mark.parametrize("broken", ["mv", "put_file"])
-def test_a_model_whose_upload_was_broken_off_is_none_and_the_next_one_is_whole(
+def test_a_model_with_an_interrupted_upload_is_invalid_and_the_next_is_complete(
     memory: Any, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def write(text: str) -> None:
@@ -211,10 +211,10 @@ def test_a_model_whose_upload_was_broken_off_is_none_and_the_next_one_is_whole(
     assert {memory.cat_file(name) for name in memory.find("/models/digits")} == {b"new"}
 
 
-def test_a_local_directory_gives_way_by_a_rename_and_is_removed_afterwards(
+def test_a_local_directory_is_replaced_by_a_rename_and_removed_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To remove it takes a while: whoever is killed meanwhile leaves the new one whole."""
+    """Removing takes a while: if the process is killed meanwhile, the new directory is complete."""
     for name in ("place", "part"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -246,7 +246,7 @@ class Strict:
         self.files[place] = self.files.pop(source)
 
 
-def test_where_a_rename_does_not_overwrite_the_old_one_is_removed_first() -> None:
+def test_the_old_file_is_removed_first_if_a_rename_does_not_overwrite() -> None:
     system = Strict()
     rename_over(system, "/part", "/place")
     assert system.files == {"/place": b"new"}
@@ -254,7 +254,7 @@ def test_where_a_rename_does_not_overwrite_the_old_one_is_removed_first() -> Non
         rename_over(system, "/nothing", "/elsewhere")
 
 
-def test_logs_are_copied_while_they_grow_and_once_more_at_the_end(
+def test_logs_are_copied_while_they_grow_and_again_at_the_end(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_mirror, "_EVERY", 0.02)
@@ -272,7 +272,7 @@ def test_logs_are_copied_while_they_grow_and_once_more_at_the_end(
     assert memory.cat_file("/logs/words.tsv") == b"a"
 
 
-def test_a_place_that_does_not_answer_does_not_keep_a_training_from_its_end(
+def test_an_unresponsive_location_does_not_prevent_a_training_from_ending(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = threading.Event()
@@ -286,7 +286,7 @@ def test_a_place_that_does_not_answer_does_not_keep_a_training_from_its_end(
     assert "the last logs are not copied to memory://logs: it has not answered for 0.2 s" in caplog.text
 
 
-def test_a_log_that_cannot_be_copied_is_said_without_the_password(
+def test_the_warning_for_a_log_that_cannot_be_copied_hides_the_password(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror = LogMirror("nowhere://me:secret@host/logs", str(tmp_path))
@@ -296,7 +296,7 @@ def test_a_log_that_cannot_be_copied_is_said_without_the_password(
     assert "secret" not in caplog.text
 
 
-def test_a_store_that_cannot_append_gets_whole_files(
+def test_a_store_that_cannot_append_gets_complete_files(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = type(memory).open
@@ -316,7 +316,7 @@ def test_a_store_that_cannot_append_gets_whole_files(
     assert memory.cat_file("/logs/events.out.tfevents.1") == b"first second"
 
 
-def test_logs_that_cannot_be_copied_are_spoken_of_once_and_end_nothing(
+def test_logs_that_cannot_be_copied_cause_one_warning_and_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror = LogMirror("nosuch://place/logs", str(tmp_path))
@@ -327,11 +327,11 @@ def test_logs_that_cannot_be_copied_are_spoken_of_once_and_end_nothing(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["the logs cannot be copied to nosuch"]
 
 
-def test_a_log_directory_that_tensorflow_writes_itself_has_no_mirror(tmp_path: Path) -> None:
+def test_a_log_directory_that_tensorflow_can_write_has_no_mirror(tmp_path: Path) -> None:
     assert mirrored("", str(tmp_path)) is None
     assert mirrored(str(tmp_path / "logs"), str(tmp_path)) is None
     assert mirrored("gs://bucket/logs", str(tmp_path)) is None
 
 
-def test_none_of_it_imports_tensorflow() -> None:
+def test_remote_storage_does_not_import_tensorflow() -> None:
     assert "tensorflow" not in sys.modules["tfos_nb.runtime.storage.remote"].__dict__

@@ -1,4 +1,4 @@
-"""Whether what one host has saved will be found on another is known before anything has to be found."""
+"""Detect whether all hosts see the same model directory, before a state has to be restored from it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def seen(node: str, directory: Path, mark: str | None = None) -> PlaceSeen:
     return PlaceSeen(node, f"host of {node}", str(directory), mark_in(str(directory)) if mark is None else mark)
 
 
-def test_all_that_look_at_one_directory_find_one_mark(tmp_path: Path) -> None:
+def test_all_nodes_find_the_same_mark_in_a_shared_directory(tmp_path: Path) -> None:
     places = PlacesSeen()
     for index in range(3):
         assert not places.unlike(seen(f"worker:{index}", tmp_path / "models"))
 
 
-def test_where_several_have_made_the_mark_at_once_all_find_the_last_one(tmp_path: Path) -> None:
-    """As where an object store is mounted, which tells each of them that it was the first."""
+def test_the_last_mark_counts_if_several_nodes_create_it_at_once(tmp_path: Path) -> None:
+    """As with a mounted object store, which tells each node that it was the first."""
     mark, found = tmp_path / ".tfos_nb-mark", []
     looking = threading.Thread(target=lambda: found.append(mark_in(str(tmp_path))))
     looking.start()
@@ -36,7 +36,7 @@ def test_where_several_have_made_the_mark_at_once_all_find_the_last_one(tmp_path
     assert found == ["b" * 32]
 
 
-def test_each_host_s_own_disk_under_one_path_is_told(tmp_path: Path) -> None:
+def test_local_disks_under_the_same_path_are_reported(tmp_path: Path) -> None:
     places = PlacesSeen()
     assert not places.unlike(PlaceSeen("worker:0", "a", "/models", mark_in(str(tmp_path / "disk of a"))))
     told = places.unlike(PlaceSeen("worker:1", "b", "/models", mark_in(str(tmp_path / "disk of b"))))
@@ -44,7 +44,7 @@ def test_each_host_s_own_disk_under_one_path_is_told(tmp_path: Path) -> None:
     assert "model_dir= as a directory that all hosts share, or as a URL" in told
 
 
-def test_different_paths_are_told_both(tmp_path: Path) -> None:
+def test_both_of_two_different_paths_are_reported(tmp_path: Path) -> None:
     places = PlacesSeen()
     assert not places.unlike(seen("worker:0", tmp_path / "0"))
     told = places.unlike(seen("worker:1", tmp_path / "1"))
@@ -52,7 +52,7 @@ def test_different_paths_are_told_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["", "half of a mark"])
-def test_a_mark_that_is_being_written_says_nothing(tmp_path: Path, there: str) -> None:
+def test_a_mark_that_is_being_written_is_ignored(tmp_path: Path, there: str) -> None:
     (tmp_path / ".tfos_nb-mark").write_text(there)
     assert mark_in(str(tmp_path)) == ""
     places = PlacesSeen()
@@ -61,7 +61,7 @@ def test_a_mark_that_is_being_written_says_nothing(tmp_path: Path, there: str) -
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_path: Path, is_chief: bool) -> None:
+def test_only_a_node_that_will_write_fails_in_an_unwritable_directory(tmp_path: Path, is_chief: bool) -> None:
     (tmp_path / "file").touch()
     node = Node(is_chief, model_dir=str(tmp_path / "file" / "models"))
     says_so = pytest.raises(TfosError, match=r"file/models/.* cannot be written on .*Give a model_dir")
@@ -70,7 +70,9 @@ def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_
 
 
 @pytest.mark.parametrize(("restarts", "looks"), [(1, 1), (0, 0)])
-def test_a_node_looks_once_and_only_if_another_may_have_to_find_it(tmp_path: Path, restarts: int, looks: int) -> None:
+def test_a_node_reports_the_mark_once_and_only_if_restarts_are_possible(
+    tmp_path: Path, restarts: int, looks: int
+) -> None:
     import tensorflow as tf
 
     node, counter = Node(model_dir=str(tmp_path), restarts=restarts), tf.Variable(3)

@@ -1,4 +1,4 @@
-"""What is uploaded while the training goes on, and a store that does not answer."""
+"""Uploads during the training, and stores that do not answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 20.0
 
 
 class Flag(SavingFlag):
-    """Remembers what was told."""
+    """Records the values that it is given."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []
@@ -28,7 +28,7 @@ class Flag(SavingFlag):
 
 
 class SilentFileSystem(MemoryFileSystem):
-    """A store that takes requests and never answers one that writes."""
+    """A store that accepts requests but never answers a write."""
 
     protocol = "silent"
     answers = threading.Event()
@@ -48,7 +48,7 @@ def silent() -> Iterator[str]:
     SilentFileSystem.answers.set()
 
 
-def test_an_upload_to_a_store_that_takes_nothing_is_given_up(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_to_a_store_that_accepts_nothing_times_out(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_SILENT", 0.3)
     flag = Flag()
     saving = Uploads(flag)
@@ -66,7 +66,7 @@ def test_an_upload_to_a_store_that_takes_nothing_is_given_up(silent: str, monkey
     assert flag.told == [True, False]
 
 
-def test_a_slow_store_is_waited_for_while_it_takes_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_upload_continues_while_it_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_SILENT", 0.5)
     written: list[str] = []
 
@@ -82,7 +82,7 @@ def test_a_slow_store_is_waited_for_while_it_takes_something(monkeypatch: pytest
     assert written == ["all"]
 
 
-def test_each_part_that_a_store_takes_is_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_uploaded_part_counts_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     signs: list[bool] = []
     monkeypatch.setattr(remote, "_note_sign", lambda: signs.append(True))
     with Draft("memory://bucket/state") as draft, open(draft.path, "wb") as file:
@@ -90,7 +90,7 @@ def test_each_part_that_a_store_takes_is_a_sign(monkeypatch: pytest.MonkeyPatch)
     assert len(signs) >= 4
 
 
-def test_the_error_of_an_upload_is_raised_where_the_next_is_begun() -> None:
+def test_the_error_of_an_upload_is_raised_when_the_next_one_begins() -> None:
     def fails() -> None:
         raise OSError("the disk is full")
 
@@ -100,13 +100,13 @@ def test_the_error_of_an_upload_is_raised_where_the_next_is_begun() -> None:
         saving.begin(print)
 
 
-def test_a_place_that_does_not_answer_is_told_of_before_main(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_location_is_reported_before_main_runs(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_LOOK_SECONDS", 0.3)
     with pytest.raises(Unreachable, match=r"silent://bucket/models has not answered on .* for 0.3 s"):
         check_places(silent, "", writes=True)
 
 
-def test_what_a_call_raises_is_raised_and_what_it_returns_is_returned() -> None:
+def test_the_error_or_the_result_of_a_call_is_passed_on() -> None:
     assert answered_within(SECONDS, "memory://a", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         answered_within(SECONDS, "memory://a", lambda: 1 // 0)

@@ -1,1 +1,1 @@
-"""TFRecord files without TensorFlow, byte for byte what TensorFlow reads and writes."""
+"""TFRecord files without TensorFlow, byte for byte as TensorFlow reads and writes them."""

@@ -1,4 +1,4 @@
-"""Rows to records and back, against TensorFlow's own Example: what it writes is read, what is written it reads."""
+"""Convert rows to records and back; TensorFlow can read ours, and we can read TensorFlow's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tables(draw: st.DrawFn, deepest: int) -> tuple[list[Field], dict[str, list[A
         values = VALUES[field.element]
         for _ in range(field.depth):
             values = st.lists(values, max_size=draw(st.sampled_from([0, 3, 40])))
-        # A few values drawn, and rows made of them: drawing each row would take minutes.
+        # Draw a few values and build rows from them: drawing each row would take minutes.
         known = draw(st.lists(st.none() | values, min_size=1, max_size=4))
         chooser = random.Random(draw(st.integers(0, 99)))
         fields.append(field)
@@ -83,7 +83,7 @@ def tables(draw: st.DrawFn, deepest: int) -> tuple[list[Field], dict[str, list[A
 
 @settings(max_examples=150, deadline=None)
 @given(tables(1))
-def test_any_table_comes_back_from_examples_as_it_was(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
+def test_any_table_is_restored_from_examples(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
     fields, rows = table
     batch = batch_of(fields, rows)
     assert read_back(encode(batch, fields).to_pylist(), fields).to_pydict() == batch.to_pydict()
@@ -91,7 +91,7 @@ def test_any_table_comes_back_from_examples_as_it_was(table: tuple[list[Field], 
 
 @settings(max_examples=100, deadline=None)
 @given(tables(2))
-def test_any_table_comes_back_from_sequence_examples_as_it_was(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
+def test_any_table_is_restored_from_sequence_examples(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
     fields, rows = table
     batch = batch_of(fields, rows)
     messages = encode(batch, fields, SEQUENCE).to_pylist()
@@ -100,7 +100,7 @@ def test_any_table_comes_back_from_sequence_examples_as_it_was(table: tuple[list
 
 @settings(max_examples=60, deadline=None)
 @given(tables(2))
-def test_tensorflow_writes_the_same_message_anew(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
+def test_tensorflow_parses_and_writes_the_same_message(table: tuple[list[Field], dict[str, list[Any]]]) -> None:
     import tensorflow as tf
 
     fields, rows = table
@@ -112,7 +112,7 @@ def test_tensorflow_writes_the_same_message_anew(table: tuple[list[Field], dict[
         )
 
 
-def test_tensorflow_parses_what_is_written() -> None:
+def test_tensorflow_parses_examples_that_we_write() -> None:
     import tensorflow as tf
 
     fields = [Field("f", "float", 1), Field("i", "bigint"), Field("s", "string"), Field("w", "string", 1)]
@@ -144,7 +144,7 @@ def test_tensorflow_parses_feature_lists() -> None:
     assert lists["steps"].to_list() == [[1.0, 2.0], [3.0]]
 
 
-def test_what_tensorflow_writes_is_read_whatever_the_order_of_its_features() -> None:
+def test_tensorflows_examples_are_read_with_features_in_any_order() -> None:
     names = [f"feature_{number}" for number in range(40)]
     messages, expected = [], []
     chooser = random.Random(1)
@@ -155,7 +155,7 @@ def test_what_tensorflow_writes_is_read_whatever_the_order_of_its_features() -> 
     assert read_back(messages, [Field(name, "float", 1) for name in names]).to_pylist() == expected
 
 
-def test_a_null_is_no_feature_and_an_empty_array_is_an_empty_one() -> None:
+def test_a_null_is_a_missing_feature_and_an_empty_array_an_empty_one() -> None:
     import tensorflow as tf
 
     fields = [Field("a", "float", 1), Field("n", "int"), Field("s", "string")]
@@ -166,7 +166,7 @@ def test_a_null_is_no_feature_and_an_empty_array_is_an_empty_one() -> None:
     assert features["a"].WhichOneof("kind") == "float_list"
 
 
-def test_a_slice_of_a_batch_is_written_as_that_slice() -> None:
+def test_only_the_rows_of_a_slice_are_written() -> None:
     fields = [Field("a", "bigint", 1), Field("s", "string"), Field("f", "float"), Field("n", "string", 2)]
     rows = {
         "a": [[1], None, [300, 2], [], [5]],
@@ -188,7 +188,7 @@ def test_arrays_of_arrays_below_a_null_are_left_out() -> None:
     assert found.to_pydict() == {"x": [[[1, 2]], None, [[4, 5]]]}
 
 
-# --- what protobuf allows, and hardly anybody writes -----------------------------------------------------------------
+# --- unusual encodings that protobuf allows --------------------------------------------------------------------------
 
 UNPACKED_FLOATS = bytes.fromhex("0a18 0a16 0a0166 1211 120f 0d0000803f 0d00000040 0d00004040".replace(" ", ""))
 TWO_PARTS = bytes.fromhex("0a10 0a0e 0a0169 1209 1a07 0a0101 0a020203".replace(" ", ""))
@@ -217,19 +217,19 @@ def test_an_unusual_encoding_is_read_as_tensorflow_reads_it(message: bytes, fiel
     assert read_back([plain, message, plain], [field]).to_pydict() == {field.name: [None, value, None]}
 
 
-def test_of_a_key_that_comes_twice_the_last_counts() -> None:
+def test_the_last_value_of_a_repeated_key_counts() -> None:
     message = example(i=[1]).SerializeToString()
     entries = message[2:] + example(i=[2]).SerializeToString()[2:]
     twice = b"\n" + bytes([len(entries)]) + entries
     assert read_back([twice], [Field("i", "bigint")]).to_pydict() == {"i": [2]}
 
 
-def test_features_in_two_parts_are_one() -> None:
+def test_features_in_two_parts_are_merged() -> None:
     both = example(i=[1]).SerializeToString() + example(j=[2]).SerializeToString()
     assert read_back([both], [Field("i", "bigint"), Field("j", "bigint")]).to_pydict() == {"i": [1], "j": [2]}
 
 
-def test_the_canonical_form_keeps_the_message() -> None:
+def test_the_canonical_form_preserves_the_message() -> None:
     message = example(i=[1, -5], f=[0.5], s=[b"x", b""]).SerializeToString()
     assert read_back([canonical(message, EXAMPLE)], [Field("i", "bigint", 1), Field("s", "string", 1)]).to_pydict() == {
         "i": [[1, -5]],
@@ -239,7 +239,7 @@ def test_the_canonical_form_keeps_the_message() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 2**32))
-def test_garbage_is_refused_by_row_or_read_as_tensorflow_does(garbage: bytes, seed: int) -> None:
+def test_garbage_is_refused_by_row_or_read_as_tensorflow_reads_it(garbage: bytes, seed: int) -> None:
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -258,7 +258,7 @@ def test_garbage_is_refused_by_row_or_read_as_tensorflow_does(garbage: bytes, se
             assert names == {name for name in theirs if theirs[name].WhichOneof("kind")}
 
 
-def test_a_sequence_example_is_no_example_and_says_so() -> None:
+def test_a_sequence_example_is_refused_as_an_example() -> None:
     import tensorflow as tf
 
     steps = tf.train.FeatureLists(feature_list={"x": tf.train.FeatureList(feature=[feature([1])])})
@@ -266,13 +266,13 @@ def test_a_sequence_example_is_no_example_and_says_so() -> None:
     assert parsed([other]).bad == {0: "it is a SequenceExample, not an Example"}
 
 
-def test_a_bad_record_is_a_row_of_nulls_beside_good_ones() -> None:
+def test_a_bad_record_becomes_a_row_of_nulls_among_good_rows() -> None:
     found = parsed([example(i=[1]).SerializeToString(), b"\xff\xff\xff", example(i=[3]).SerializeToString()])
     assert list(found.bad) == [1]
     assert columns(found, [Field("i", "bigint")]).to_pydict() == {"i": [1, None, 3]}
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------
+# --- values that do not fit -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_feature_that_does_not_fit_is_named_with_its_row(features: Any, field:
     assert "column 'x'" in str(caught.value)
 
 
-def test_an_empty_list_is_null_where_one_value_is_declared() -> None:
+def test_an_empty_list_is_null_if_one_value_is_declared() -> None:
     messages = [example(x=[1.0]).SerializeToString(), b"\x0a\x09\x0a\x07\x0a\x01x\x12\x02\x12\x00"]
     assert read_back(messages, [Field("x", "float")]).to_pydict() == {"x": [1.0, None]}
 
@@ -312,19 +312,19 @@ def test_an_empty_list_is_null_where_one_value_is_declared() -> None:
         (Field("x", "float", 2, length=3), [[[1.0, 2.0, 3.0], [1.0]]], "must have arrays of 3 values, got one of 1"),
     ],
 )
-def test_a_value_that_no_record_holds_is_refused(field: Field, values: list[Any], says: str) -> None:
+def test_a_value_that_no_record_can_hold_is_refused(field: Field, values: list[Any], says: str) -> None:
     with pytest.raises(RecordError, match=says):
         encode(batch_of([field], {"x": values}), [field], SEQUENCE)
 
 
-def test_infinity_and_nan_are_floats_like_others() -> None:
+def test_infinity_and_nan_are_accepted_as_floats() -> None:
     batch = batch_of([Field("x", "double")], {"x": [float("inf"), float("-inf"), float("nan")]})
     found = read_back(encode(batch, [Field("x", "double")]).to_pylist(), [Field("x", "double")]).column(0).to_numpy()
     assert found[:2].tolist() == [float("inf"), float("-inf")]
     assert np.isnan(found[2])
 
 
-def test_a_float_stays_a_float_and_a_double_is_rounded_to_one() -> None:
+def test_a_float_is_unchanged_and_a_double_is_rounded_to_a_float() -> None:
     fields = [Field("f", "float"), Field("d", "double")]
     batch = batch_of(fields, {"f": [0.1], "d": [0.1]})
     found = read_back(encode(batch, fields).to_pylist(), fields)
@@ -332,12 +332,12 @@ def test_a_float_stays_a_float_and_a_double_is_rounded_to_one() -> None:
     assert found.column(1).to_pylist() == [float(np.float32(0.1))]
 
 
-def test_every_type_has_a_test_of_its_own() -> None:
+def test_the_tests_cover_every_type() -> None:
     assert set(VALUES) == set(ELEMENTS)
 
 
-def test_no_step_of_a_batch_is_a_loop_over_its_values() -> None:
-    """Ten times the rows must not be ten times the calls: counted, not timed."""
+def test_the_number_of_calls_does_not_grow_with_the_number_of_values() -> None:
+    """Ten times as many rows must not need ten times as many calls (counted, not timed)."""
     import sys
 
     fields = [Field("f", "float", 1), Field("i", "bigint", 1), Field("s", "string"), Field("d", "double")]

@@ -1,4 +1,4 @@
-"""Paths, partitions and schemas: what is listed, what is inferred from it, and what is refused."""
+"""Paths, partitions and schemas: which files are listed, what is inferred, and what is refused."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def names(path: Path) -> list[str]:
     return [str(Path(file.url).relative_to(path)) for file in found(str(path))]
 
 
-def test_markers_files_under_way_and_empty_files_are_not_listed(tmp_path: Path) -> None:
+def test_markers_unfinished_files_and_empty_files_are_not_listed(tmp_path: Path) -> None:
     for name in ("a.tfrecord", "k=1/b", "_SUCCESS", ".a.crc", "_temporary-1/c", "k=1/_d", "_k=2/e", "empty"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"" if name in ("_SUCCESS", "empty") else b"x")
     assert names(tmp_path) == ["_k=2/e", "a.tfrecord", "k=1/b"]
 
 
-def test_a_pattern_a_file_and_a_directory_are_all_paths(tmp_path: Path) -> None:
+def test_a_pattern_a_file_and_a_directory_are_accepted_as_paths(tmp_path: Path) -> None:
     for name in ("train-0", "train-1", "test-0"):
         (tmp_path / name).write_bytes(b"x")
     assert [Path(file.url).name for file in found(str(tmp_path / "train-*"))] == ["train-0", "train-1"]
@@ -65,7 +65,7 @@ def test_a_pattern_a_file_and_a_directory_are_all_paths(tmp_path: Path) -> None:
         found(str(tmp_path / "nothing"))
 
 
-def test_a_url_that_fsspec_knows_is_listed_with_its_protocol() -> None:
+def test_a_url_that_fsspec_supports_is_listed_with_its_protocol() -> None:
     with fsspec.open("memory://tfrecord-listing/k=3/a", "wb") as file:
         file.write(b"x")
     (only,) = found("memory://tfrecord-listing")
@@ -74,7 +74,7 @@ def test_a_url_that_fsspec_knows_is_listed_with_its_protocol() -> None:
         assert stream.read(5) == b"x"
 
 
-def test_a_url_that_nobody_knows_says_so() -> None:
+def test_an_unknown_url_scheme_is_refused() -> None:
     with pytest.raises(NoFileSystem, match="viewfs"):
         file_system("viewfs://cluster/data")
 
@@ -88,26 +88,26 @@ def test_a_url_that_nobody_knows_says_so() -> None:
         ("/x/../y", "/y"),
     ],
 )
-def test_a_path_becomes_one_that_all_processes_find(given: str, becomes: str) -> None:
+def test_a_path_is_normalized_so_that_all_processes_find_it(given: str, becomes: str) -> None:
     assert absolute(given) == becomes
 
 
-def test_a_relative_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_on_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute("x/y") == str(tmp_path / "x/y")
 
 
 @pytest.mark.parametrize("given", [None, "", 5, b"x"])
-def test_what_is_no_path_is_refused(given: Any) -> None:
+def test_an_invalid_path_is_refused(given: Any) -> None:
     with pytest.raises(PlanError, match="path must be a path or a URL"):
         absolute(given)
 
 
-def test_a_secret_in_a_url_is_not_told() -> None:
+def test_a_secret_in_a_url_is_not_shown() -> None:
     assert plain("s3://key:secret@bucket/x") == "s3://bucket/x"
 
 
-def test_what_a_partitions_directory_is_called_reads_back() -> None:
+def test_partition_values_survive_in_the_names_of_directories() -> None:
     for value in ("plain", "a/b", "1:30", "50%", "a=b", "ä", "x y", None):
         assert partitions_of([partition_directory("k", value)]) == (("k", value),)
 
@@ -115,7 +115,7 @@ def test_what_a_partitions_directory_is_called_reads_back() -> None:
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_is_inferred_over_files_and_not_from_the_first_record(tmp_path: Path) -> None:
+def test_the_schema_is_inferred_from_all_files_and_not_from_the_first_record(tmp_path: Path) -> None:
     first = put(tmp_path / "a", [Field("x", "float", 1), Field("b", "binary")], {"x": [[1.0]], "b": [b"text"]})
     second = put(
         tmp_path / "b",
@@ -139,7 +139,7 @@ def test_feature_lists_are_inferred_as_arrays_of_arrays(tmp_path: Path) -> None:
     assert looked(path, record_type=SEQUENCE).infer() == tuple(fields)
 
 
-def test_conflicts_are_told_by_column_with_their_places(tmp_path: Path) -> None:
+def test_conflicts_are_reported_by_column_with_their_positions(tmp_path: Path) -> None:
     first = put(
         tmp_path / "a", [Field("x", "float"), Field("y", "int"), Field("z", "int")], {"x": [1.0], "y": [1], "z": [1]}
     )
@@ -154,14 +154,14 @@ def test_conflicts_are_told_by_column_with_their_places(tmp_path: Path) -> None:
     assert "'z'" not in told
 
 
-def test_a_sample_takes_from_files_that_lie_evenly(tmp_path: Path) -> None:
+def test_a_sample_is_taken_from_evenly_spaced_files(tmp_path: Path) -> None:
     paths = [put(tmp_path / f"{n:03d}", [Field(f"only_{n}", "int")], {f"only_{n}": [1] * 50}) for n in range(100)]
     seen = looked(*paths, sample=20)
     assert (seen.files, seen.records) == (10, 20)
     assert {"only_0", "only_99"} < set(seen.columns)
 
 
-def test_a_column_that_is_nowhere_and_one_of_another_type_are_both_named(tmp_path: Path) -> None:
+def test_a_missing_column_and_one_of_another_type_are_both_named(tmp_path: Path) -> None:
     path = put(tmp_path / "a", [Field("label", "int"), Field("x", "float", 1)], {"label": [1], "x": [[1.0, 2.0]]})
     with pytest.raises(PlanError) as caught:
         looked(path).check([Field("lable", "bigint"), Field("x", "float"), Field("label", "float")])
@@ -172,20 +172,20 @@ def test_a_column_that_is_nowhere_and_one_of_another_type_are_both_named(tmp_pat
     assert "The records have label (bigint), x (array<float>)" in told
 
 
-def test_a_file_that_is_no_tfrecord_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tfrecord_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"id,name\n1,x\n2,y\n" * 3)
     with pytest.raises(PlanError, match=r"a, byte 0: it is not a TFRecord file"):
         looked(tmp_path / "a")
 
 
-def test_records_that_are_no_examples_are_named_by_byte(tmp_path: Path) -> None:
+def test_records_that_are_not_examples_are_named_by_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(frame(pa.array([b"", b"plain text"], pa.large_binary())))
     with pytest.raises(PlanError, match=r"a, byte 16: it is not a valid Example"):
         looked(tmp_path / "a")
     assert looked(tmp_path / "a", skip=True).records == 2
 
 
-def test_the_type_of_a_partition_column_is_that_of_all_its_values() -> None:
+def test_the_type_of_a_partition_column_fits_all_its_values() -> None:
     def files(*values: str | None) -> list[DataFile]:
         return [DataFile(str(number), 1, (("k", value),)) for number, value in enumerate(values)]
 
@@ -200,7 +200,7 @@ def test_the_type_of_a_partition_column_is_that_of_all_its_values() -> None:
         partition_types([*files("1"), DataFile("b", 1)], {})
 
 
-def test_every_column_that_has_no_place_is_named_with_what_to_do() -> None:
+def test_every_unsupported_column_is_named_with_what_to_do() -> None:
     vector = {"type": "udt", "class": "org.apache.spark.ml.linalg.VectorUDT", "sqlType": {}}
     kinds = {
         "amount": "decimal(10,2)",
@@ -229,7 +229,7 @@ def test_every_column_that_has_no_place_is_named_with_what_to_do() -> None:
     assert "'fine'" not in told
 
 
-def test_the_record_type_is_taken_in_any_spelling() -> None:
+def test_the_record_type_is_accepted_in_any_spelling() -> None:
     assert record_type_of("example") is record_type_of("Example") is EXAMPLE
     assert record_type_of("sequence_example") is record_type_of(SEQUENCE) is SEQUENCE
     with pytest.raises(PlanError, match="record_type must be .*, got 'Exampel'; did you mean 'Example'"):
@@ -259,7 +259,7 @@ DECLARED = {"type": "struct", "fields": [{"name": "x", "type": "float"}]}
         ({"binary": ["x"], "schema": DECLARED}, "declare these columns as binary"),
     ],
 )
-def test_a_parameter_that_is_wrong_says_what_it_should_be(changes: dict[str, Any], says: str) -> None:
+def test_an_invalid_parameter_is_refused_with_what_it_should_be(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         ask(**{**GOOD, **changes})
 
@@ -273,14 +273,14 @@ def test_a_parameter_that_is_wrong_says_what_it_should_be(changes: dict[str, Any
         ({"a": "3"}, "the length of 'a' must be a number of values, got '3'"),
     ],
 )
-def test_a_length_that_is_wrong_says_so(lengths: Any, says: str) -> None:
+def test_an_invalid_length_is_refused(lengths: Any, says: str) -> None:
     array = {"type": "array", "elementType": "float", "containsNull": True}
     schema = {"fields": [{"name": "x", "type": "float"}, {"name": "a", "type": array}]}
     with pytest.raises(PlanError, match=says):
         fields_of(schema, EXAMPLE, lengths=lengths)
 
 
-def test_nothing_at_a_path_is_no_schema(tmp_path: Path) -> None:
+def test_no_schema_can_be_inferred_without_records(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no records to infer a schema from"):
         plan(ask(**GOOD), [], open_file)
     assert plan(ask(**{**GOOD, "schema": DECLARED}), [], open_file).reading.order == ("x",)

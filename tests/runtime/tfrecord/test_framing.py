@@ -1,4 +1,4 @@
-"""The frame of records: the same bytes as TensorFlow's, and what is damaged in it told by byte."""
+"""The framing of records: the same bytes as TensorFlow's, and damage is reported by byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def framed(records: list[bytes]) -> bytes:
 
 
 def read(data: bytes, size: int = 64) -> tuple[list[bytes], list[int], str]:
-    """Return the good records, where the bad ones begin, and why it ended."""
+    """Return the good records, the offsets of the bad ones, and why reading ended."""
     found: list[bytes] = []
     bad: list[int] = []
     why = ""
@@ -47,18 +47,18 @@ def by_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def test_the_bytes_are_those_of_tensorflow(by_tensorflow: bytes) -> None:
+def test_the_bytes_equal_tensorflows(by_tensorflow: bytes) -> None:
     assert framed(RECORDS) == by_tensorflow
 
 
-def test_tensorflow_reads_them(tmp_path: Path) -> None:
+def test_tensorflow_reads_our_records(tmp_path: Path) -> None:
     import tensorflow as tf
 
     (tmp_path / "records").write_bytes(framed(RECORDS))
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(tmp_path / "records"))] == RECORDS
 
 
-def test_a_slice_of_records_is_framed_as_that_slice() -> None:
+def test_only_the_records_of_a_slice_are_framed() -> None:
     records = pa.array(RECORDS, pa.large_binary()).slice(1, 3)
     assert bytes(frame(records).to_pybytes()) == framed(RECORDS[1:4])
 
@@ -68,7 +68,7 @@ def test_blocks_of_any_size_give_the_same_records(size: int) -> None:
     assert read(framed(RECORDS), size) == (RECORDS, [], "")
 
 
-def test_a_file_that_is_cut_anywhere_gives_the_whole_records_before() -> None:
+def test_a_file_truncated_anywhere_gives_the_complete_records_before() -> None:
     whole = framed([b"abc", b"", b"0123456789"])
     ends = [0, 19, 35, 61]
     for cut in range(len(whole)):
@@ -78,13 +78,13 @@ def test_a_file_that_is_cut_anywhere_gives_the_whole_records_before() -> None:
         assert why == ("" if cut in ends else "the file ends within a record")
 
 
-def test_a_flipped_bit_of_a_record_costs_that_record() -> None:
+def test_a_flipped_bit_in_a_record_loses_only_that_record() -> None:
     data = bytearray(framed([b"abc", b"defg", b"hi"]))
     data[19 + 12 + 2] ^= 1
     assert read(bytes(data)) == ([b"abc", b"hi"], [19], "")
 
 
-def test_a_flipped_bit_of_a_length_costs_the_rest() -> None:
+def test_a_flipped_bit_in_a_length_loses_the_rest_of_the_file() -> None:
     data = bytearray(framed([b"abc", b"defg", b"hi"]))
     for byte in range(12):
         broken = bytearray(data)
@@ -92,26 +92,26 @@ def test_a_flipped_bit_of_a_length_costs_the_rest() -> None:
         assert read(bytes(broken)) == ([b"abc"], [], "the checksum of a record's length is wrong")
 
 
-def test_a_length_beyond_all_memory_is_not_believed() -> None:
+def test_a_length_beyond_all_memory_is_reported_as_damage() -> None:
     head = (2**62).to_bytes(8, "little") + b"\0\0\0\0"
     assert scan(head + PAD, len(head)).broken
 
 
-def test_gzip_and_zlib_are_known_by_their_bytes() -> None:
+def test_gzip_and_zlib_are_recognized_by_their_bytes() -> None:
     data = framed(RECORDS)
     assert read(gzip.compress(data)) == (RECORDS, [], "")
     assert read(zlib.compress(data)) == (RECORDS, [], "")
     assert read(gzip.compress(data[:16]) + gzip.compress(data[16:])) == (RECORDS, [], "")
 
 
-def test_a_record_whose_length_looks_like_gzip_is_not_unpacked() -> None:
+def test_a_record_whose_length_looks_like_gzip_is_not_decompressed() -> None:
     data = framed([b"x" * 0x088B1F])
     assert data[:3] == b"\x1f\x8b\x08"
     assert is_framed(data[:12])
     assert read(data, 1 << 20)[0] == [b"x" * 0x088B1F]
 
 
-def test_a_compressed_file_that_is_cut_gives_what_comes_before() -> None:
+def test_a_truncated_compressed_file_gives_the_records_before() -> None:
     data = gzip.compress(framed([bytes([number]) * 50 for number in range(200)]), compresslevel=0)
     found, _, why = read(data[: len(data) // 2])
     assert found == [bytes([number]) * 50 for number in range(len(found))]
@@ -119,13 +119,13 @@ def test_a_compressed_file_that_is_cut_gives_what_comes_before() -> None:
     assert why == "the compressed file ends too early"
 
 
-def test_a_compressed_file_with_a_damaged_byte_says_so() -> None:
+def test_a_damaged_byte_in_a_compressed_file_is_reported() -> None:
     data = bytearray(gzip.compress(framed([b"abc" * 50] * 50), compresslevel=0))
     data[-6] ^= 0xFF
     assert "the compressed file is damaged" in read(bytes(data))[2]
 
 
-def test_much_in_few_compressed_bytes_is_read_piece_by_piece() -> None:
+def test_highly_compressed_data_is_read_piece_by_piece() -> None:
     records = [b"\0" * 100_000] * 40
     found, bad, why = read(gzip.compress(framed(records)), 1 << 16)
     assert (found == records, bad, why) == (True, [], "")

@@ -1,4 +1,4 @@
-"""What tasks write and the driver commits, without Spark: whose files stay, and what is left when something fails."""
+"""Tasks write files and the driver commits them, without Spark: which files stay, also after a failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def records(path: Path) -> int:
     return sum(len(read(Path(file.url).read_bytes())[0]) for file in found(str(path)))
 
 
-def test_only_the_attempt_that_spark_took_is_committed(tmp_path: Path) -> None:
+def test_only_the_attempt_that_spark_accepted_is_committed(tmp_path: Path) -> None:
     job = job_at(str(tmp_path / "out"))
     write_part(job, [ROWS], 0)
     taken = write_part(job, [ROWS], 0)
@@ -43,7 +43,7 @@ def test_only_the_attempt_that_spark_took_is_committed(tmp_path: Path) -> None:
     assert records(tmp_path / "out") == 3
 
 
-def test_a_task_that_fails_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+def test_a_failed_task_leaves_no_readable_files(tmp_path: Path) -> None:
     def rows() -> Iterator[pa.RecordBatch]:
         yield ROWS
         raise ZeroDivisionError
@@ -56,7 +56,7 @@ def test_a_task_that_fails_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_fails_leaves_what_was_there_before(tmp_path: Path) -> None:
+def test_a_failed_job_keeps_the_existing_files(tmp_path: Path) -> None:
     first = job_at(str(tmp_path), name="first")
     first.commit([write_part(first, [ROWS], 0)])
     second = job_at(str(tmp_path), name="second")
@@ -65,12 +65,12 @@ def test_a_job_that_fails_leaves_what_was_there_before(tmp_path: Path) -> None:
     assert there(tmp_path) == ["_SUCCESS", "part-00000-first.tfrecord"]
 
 
-def test_a_job_that_fails_leaves_an_empty_directory_that_it_has_not_made(tmp_path: Path) -> None:
+def test_a_failed_job_keeps_an_empty_directory_that_it_did_not_create(tmp_path: Path) -> None:
     job_at(str(tmp_path)).abort()
     assert tmp_path.is_dir()
 
 
-def test_an_overwrite_leaves_the_new_files_alone(tmp_path: Path) -> None:
+def test_an_overwrite_leaves_only_the_new_files(tmp_path: Path) -> None:
     rows = pa.record_batch({"k": ["a", "b", "a"], "x": pa.array([1, 2, 3], pa.int64())})
     for name, overwrite in (("first", False), ("second", True)):
         job = job_at(str(tmp_path), partitioned=True, name=name)
@@ -80,7 +80,7 @@ def test_an_overwrite_leaves_the_new_files_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "k=b").exists()
 
 
-def test_a_dynamic_overwrite_leaves_the_partitions_alone_that_it_does_not_write(tmp_path: Path) -> None:
+def test_a_dynamic_overwrite_keeps_the_partitions_that_it_does_not_write(tmp_path: Path) -> None:
     rows = pa.record_batch({"k": ["a", "b", "a"], "x": pa.array([1, 2, 3], pa.int64())})
     for name, overwrite in (("first", False), ("second", True)):
         job = dataclasses.replace(job_at(str(tmp_path), partitioned=True, name=name), dynamic=True)
@@ -95,7 +95,7 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     assert there(tmp_path) == ["_SUCCESS"]
 
 
-def test_many_directories_do_not_hold_as_many_files_open(tmp_path: Path) -> None:
+def test_many_directories_do_not_need_as_many_open_files(tmp_path: Path) -> None:
     keys = [str(number % 100) for number in range(300)]
     rows = pa.record_batch({"k": keys, "x": pa.array(range(300), pa.int64())})
     job = job_at(str(tmp_path), partitioned=True)
@@ -106,7 +106,7 @@ def test_many_directories_do_not_hold_as_many_files_open(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("k=*"))) == 100
 
 
-def test_a_file_that_is_not_to_be_seen_here_names_the_host(tmp_path: Path) -> None:
+def test_the_error_for_a_file_that_is_not_visible_here_names_the_host(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     written = write_part(job, [ROWS], 0)
     Path(written.files[0].temporary).unlink()
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_to_be_seen_here_names_the_host(tmp_path: Path) -> No
         job.commit([written])
 
 
-def test_a_task_that_does_not_see_the_drivers_directory_says_so(tmp_path: Path) -> None:
+def test_a_task_that_cannot_see_the_drivers_directory_fails_with_that_reason(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     job.abort()
     with pytest.raises(FeedFailed, match="which the driver made, is not visible"):
@@ -130,7 +130,7 @@ def test_a_url_is_written_like_a_path() -> None:
     assert len(read(fs.cat(name))[0]) == 3
 
 
-def test_a_batch_of_large_rows_is_written_in_pieces(tmp_path: Path) -> None:
+def test_a_batch_of_large_rows_is_written_in_several_pieces(tmp_path: Path) -> None:
     rows = pa.record_batch({"x": pa.array([b"\1" * 1_000_000] * 40)})
     encoding = Encoding((Field("x", "binary"),), (), RecordType.EXAMPLE, gzip=False)
     pieces = list(encoding.pieces([rows]))

@@ -1,1 +1,1 @@
-"""What a replica does to a gradient, a loss or a state so that all replicas act as one process would."""
+"""How a replica changes a gradient, a loss or a state so that all replicas act as a single process would."""

@@ -1,4 +1,4 @@
-"""Which functions compare the rows of a batch, as their graphs show."""
+"""Find functions that compare the rows of a batch, by their graphs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ BY_ROW: list[tuple[Any, tuple[Any, Any], str]] = [
 
 
 @pytest.mark.parametrize(("function", "shapes", "label"), BY_ROW)
-def test_functions_of_single_rows_are_seen_as_such(function: Any, shapes: Any, label: str) -> None:
+def test_functions_of_single_rows_are_recognized(function: Any, shapes: Any, label: str) -> None:
     assert not _compares(function, shapes, label)
 
 
@@ -149,7 +149,7 @@ OF_BATCH: list[Function] = [
 
 
 @pytest.mark.parametrize("function", OF_BATCH)
-def test_functions_that_compare_rows_are_found(function: Function) -> None:
+def test_functions_that_compare_rows_are_recognized(function: Function) -> None:
     assert _compares(function, HOT)
 
 
@@ -165,7 +165,7 @@ def _reads(y: Any, p: Any) -> Any:
         (_centered, tf.ones((2, 3)), True, "jit_compile=False"),
     ],
 )
-def test_log_says_once_that_a_function_gets_a_workers_own_rows(
+def test_the_log_says_once_that_a_function_gets_only_a_workers_own_rows(
     function: Function, labels: Any, compiled: bool, todo: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loss = C.MeanSquaredError(name="mine")
@@ -178,7 +178,7 @@ def test_log_says_once_that_a_function_gets_a_workers_own_rows(
     assert todo in said
 
 
-def test_check_changes_no_variable() -> None:
+def test_the_check_changes_no_variable() -> None:
     state = keras.Variable(1.0)
 
     def queue(y: Any, p: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which entries of a sparse gradient are the same ones on all replicas, and what becomes of them."""
+"""Which entries of a sparse gradient all replicas share, and how these entries are combined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
 
 def kinds(make: Callable[[Any], Any]) -> list[str]:
-    """Return the kind of each part of the gradient of a table that is read at these places."""
+    """Return the kind of each part of the gradient of a table that is read at these indices."""
     table, found = tf.Variable(tf.ones((9, 2))), []
 
     @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int64)])
@@ -45,11 +45,13 @@ def kinds(make: Callable[[Any], Any]) -> list[str]:
     ],
     ids=["tokens", "made of tokens", "numbers", "positions", "later", "a place a row", "alike", "at random", "both"],
 )
-def test_entries_are_the_same_ones_if_no_row_is_in_their_places(make: Callable[[Any], Any], kind: list[str]) -> None:
+def test_entries_are_shared_if_their_indices_do_not_depend_on_the_rows(
+    make: Callable[[Any], Any], kind: list[str]
+) -> None:
     assert sorted(kinds(make)) == kind
 
 
-def test_entries_of_positions_are_added_up_and_those_of_tokens_put_one_after_another() -> None:
+def test_entries_of_positions_are_summed_and_those_of_tokens_concatenated() -> None:
     def of_two_replicas(values: list[Any]) -> list[Any]:
         def twice(one: Any) -> Any:
             if not isinstance(one, tf.IndexedSlices):
