@@ -22,7 +22,7 @@ NAMES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks that are asked for; 1 if a promise is not kept."""
+    """Run the chosen benchmarks; return 1 if a promise is not kept."""
     asked = _parser().parse_args(argv)
     settings = Settings(
         rows=asked.rows,
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     for name in dict.fromkeys(asked.names or NAMES):
         results.append(importlib.import_module(f"benchmarks.{name}").run(settings))
-        # After each one, so that a failure in the next loses nothing.
+        # Written after each benchmark, so that a failure in the next one loses nothing.
         _write(asked.json, results, settings)
     print(render(results))
     return int(any(ratio.met is False for result in results for ratio in result.ratios))

@@ -1,7 +1,7 @@
-"""Compare a TensorBoard page over the way that a browser uses with the same page from TensorBoard itself.
+"""Compare a TensorBoard page on a browser's path with the same page directly from TensorBoard.
 
-The way is the real one: the kernel's endpoint (a unix socket), the driver's port, gRPC over TLS to the supervisor, and
-TensorBoard on loopback. Only the Jupyter server in front, which every page of a notebook passes, is left out.
+The path is the real one: the kernel's endpoint (a unix socket), the driver's port, gRPC over TLS to the supervisor, and
+TensorBoard on loopback. Only the Jupyter server in front is left out, since every page of a notebook goes through it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ Connect = Callable[[], http.client.HTTPConnection]
 
 
 class _Handler:
-    """Nobody but TensorBoard comes to this door."""
+    """Handler of a Door that only TensorBoard's tunnel connects to."""
 
     def arrived(self, link: Any, message: Any) -> None:
-        """Take no node."""
+        """Ignore a node that arrives."""
 
     received = arrived
 
     def left(self, link: Any) -> None:
-        """Nobody leaves."""
+        """Ignore a node that leaves."""
 
     def asked(self, message: Any) -> Any:
-        """Answer nothing."""
+        """Return no answer."""
 
     def ticked(self, late: float) -> None:
-        """Nothing is waited for."""
+        """Do nothing: no deadline is watched."""
 
 
 class _Running:
@@ -66,19 +66,19 @@ class _Running:
         return ClusterState("bench", self.id, status=ClusterStatus.RUNNING, log_dir=self._log_dir)
 
     def request_stop(self) -> str:
-        """There is nothing to stop."""
+        """Do nothing: there is no node to stop."""
         return ""
 
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
-        """Nobody writes."""
+        """Return no lines."""
         return ()
 
     def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
-        """Nobody reports."""
+        """Return no curves."""
         return {}
 
     def stacks(self) -> dict[str, str]:
-        """No program runs."""
+        """Return no stacks."""
         return {}
 
 
@@ -93,7 +93,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def run(settings: Settings) -> Result:
-    """Measure two pages of TensorBoard's, and how fast many bytes come through."""
+    """Measure two pages of TensorBoard, and the throughput of many bytes."""
     figures: dict[str, Any] = {}
     ratios = []
     with _both_ways() as (direct, tunnelled, prefix):
@@ -114,7 +114,7 @@ def run(settings: Settings) -> Result:
 
 @contextmanager
 def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
-    """Start TensorBoard and all that is between it and a page; yield two ways to connect, and the second's prefix."""
+    """Start TensorBoard and all parts between it and a page; yield both ways to connect, and the second's prefix."""
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     from tfos_nb.jupyter.endpoint import Endpoint
@@ -142,7 +142,7 @@ def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
 
 @contextmanager
 def _tunnel(path: Path, board: str) -> Iterator[str]:
-    """Open a door with a mouth, and a supervisor's end."""
+    """Open a Door with the driver's end of the tunnel, and a supervisor's end."""
     from tfos_nb.runtime.control.door import Door, DoorClient
     from tfos_nb.runtime.control.tunnel import TunnelEnd
 
@@ -175,7 +175,7 @@ def _milliseconds(connect: Connect, path: str) -> float:
 
 
 def _throughput(settings: Settings) -> dict[str, list[float]]:
-    """Pull many bytes out of a plain socket server, directly and through the tunnel alone."""
+    """Read many bytes from a plain socket server, directly and through the tunnel alone."""
     import threading
 
     found: dict[str, list[float]] = {"direct": [], "tunnelled": []}

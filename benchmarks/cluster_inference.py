@@ -1,9 +1,9 @@
-"""Rows a second through a running cluster and back: ``Cluster.inference``, two nodes.
+"""Measure the rows a second of ``Cluster.inference`` with two nodes.
 
-Against two figures: one process that holds the rows in memory as arrays and applies the same model, and
-TensorFlowOnSpark 2.2.5's ``inference`` on the same rows, both giving a constant for each row.
+They are compared with two figures. The first is one process that holds the rows in memory as arrays and applies the
+same model. The second is TensorFlowOnSpark 2.2.5's ``inference`` on the same rows, where both return a constant a row.
 
-Run by its name, this module is the part that runs in TensorFlowOnSpark's own environment.
+Run as a script, this module measures TensorFlowOnSpark in its own environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.session import EXECUTORS, spark_session
 
 __all__ = ["run"]
 
-# Of TensorFlowOnSpark, for the rows given as arrays.
+# Target against TensorFlowOnSpark, for rows given as arrays.
 TARGETS = {VECTORS.name: 25.0, "scalars": 100.0}
 BATCH = 1024
 LINEAGE_BATCH = 100
@@ -61,7 +61,7 @@ def answer(args: dict[str, Any], ctx: Any) -> None:
     model = Model(args["width"]) if args["way"] == "model" else None
     for batch in ctx.requests(BATCH, across_partitions=True):
         if model is None:
-            arrays = [batch[name] for name in batch]  # every column becomes an array, as a model needs it
+            arrays = [batch[name] for name in batch]  # a model needs every column as an array
             batch.reply({"prediction": _zeros(len(arrays[0]))})
         else:
             batch.reply({"prediction": model(_matrix(batch))})
@@ -137,7 +137,7 @@ def _measure(spark: Any, shape: Shape, rows: int, settings: Any) -> dict[str, An
                 )
                 asked = data.count()
                 scored = cluster.inference(data, "prediction float", keep=False)
-                scored.limit(1).collect()  # the nodes are there, and their first batch is through
+                scored.limit(1).collect()  # the nodes are up and have answered their first batch
                 started = time.perf_counter()
                 counted = scored.groupBy().count().first()[0]
                 found[way].append(asked / (time.perf_counter() - started))

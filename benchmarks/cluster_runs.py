@@ -1,4 +1,4 @@
-"""The runs of the product that more than one benchmark needs."""
+"""Runs of tfos_nb that several benchmarks need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Passes:
     train_seconds: float
 
     def of(self, number: int) -> list[dict[str, float]]:
-        """Pass `number`, as each node saw it."""
+        """Return pass `number` of each node."""
         return [passes[number] for passes in self.nodes]
 
     def rows(self, number: int) -> int:
@@ -69,7 +69,7 @@ def span_rate(spans: list[dict[str, float]]) -> float:
 
 
 def _await_ready(cluster: Cluster) -> None:
-    """Wait until every main has TensorFlow loaded: else rows would gather in the nodes before the clock starts."""
+    """Wait until every main has loaded TensorFlow; otherwise rows would gather in the nodes before the clock starts."""
     deadline = time.monotonic() + _READY_SECONDS
     pause = threading.Event()
     while any(node.step is None for node in cluster.snapshot().nodes):

@@ -1,6 +1,6 @@
-"""Measure how long the Tab key takes on a magic's line, with some thousand variables, against the bound.
+"""Measure how long completion takes on a magic's line, with thousands of variables, against the bound.
 
-For information the same lines without the extension: what IPython then offers is Python's own names.
+For information, the same lines are measured without the extension: IPython then offers Python's own names.
 """
 
 from __future__ import annotations

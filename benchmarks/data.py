@@ -1,8 +1,8 @@
-"""The rows that are fed: generated in Spark from their own number, in the two shapes of the measurements.
+"""The rows that are fed, in the two shapes of the measurements: Spark generates each row from its number.
 
-The values are pseudo-random and mean nothing. They cost what real ones cost: Spark's cache compresses neither floats in
-arrays nor doubles, and nobody on the way looks at a value. This module also runs in the environment of
-TensorFlowOnSpark, so it imports nothing but the standard library at its head.
+The values are pseudo-random. They cost as much as real ones: Spark's cache compresses neither floats in arrays nor
+doubles, and no step on the way depends on the values. This module also runs in the environment of TensorFlowOnSpark, so
+it imports only the standard library at its top.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ class Shape:
     Parameters
     ----------
     name : str
-        How the shape is called in the results.
+        Name of the shape in the results.
     describes : str
         The shape in words, for the table.
     columns : tuple of str
         Spark SQL expressions over ``id``.
     rows : int
-        How many rows the feed takes by default: some seconds' worth, so that a start of half a second is no large part.
+        Default number of rows of the feed: enough for several seconds, so that a start of half a second hardly counts.
     lineage_rows : int
-        How many TensorFlowOnSpark takes: it is slower by far, and more rows
-        do not change its rate.
+        Default number of rows of TensorFlowOnSpark: it is much slower, and more rows do not change its rate.
     """
 
     name: str
@@ -72,6 +71,6 @@ def cached_frame(spark: SparkSession, shape: Shape, rows: int, partitions: int =
 
 
 def cached_on_disk(spark: SparkSession) -> int:
-    """Bytes of cached data that did not fit in memory: a feed measured with any would measure the disk."""
+    """Return the bytes of cached data that did not fit in memory; if there are any, a feed would measure the disk."""
     infos = spark.sparkContext._jsc.sc().getRDDStorageInfo()
     return sum(int(info.diskSize()) for info in infos)

@@ -1,7 +1,7 @@
-"""Rows a second from a cached DataFrame into TensorFlow tensors, in two workers.
+"""Measure the rows a second from a cached DataFrame into TensorFlow tensors, in two workers.
 
-Against two figures: what the same Spark delivers to an empty ``mapInArrow`` that only counts, on the same cached
-DataFrame, warmed and interleaved; and what TensorFlowOnSpark 2.2.5 feeds to two workers, on the same rows.
+They are compared with two figures. The first is an empty ``mapInArrow`` that only counts, on the same Spark and cached
+DataFrame, warmed up and measured alternately. The second is TensorFlowOnSpark 2.2.5 with two workers and the same rows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ceiling_rate", "run"]
 
-# Of the empty mapInArrow, and of TensorFlowOnSpark.
+# Targets against the empty mapInArrow, and against TensorFlowOnSpark.
 TARGETS = {VECTORS.name: (0.8, 25.0), SCALARS.name: (0.6, 150.0)}
-_READ_AGAIN = 3  # the cached rows are read so often, one after another: a run of seconds would measure starting it, too
+_READ_AGAIN = 3  # times the cached rows are read in one run: a shorter run would also measure its start
 
 
 def run(settings: Settings) -> Result:
@@ -45,9 +45,9 @@ def run(settings: Settings) -> Result:
 
 
 def ceiling_rate(frame: DataFrame, rows: int) -> float:
-    """Rows a second of a whole job that only counts them, in Python, from Arrow batches.
+    """Return the rows a second of a whole job that only counts them, in Python, from Arrow batches.
 
-    In Python processes of its own: those that rows were fed from keep their memory, and it is faster there.
+    The job gets new Python processes: processes that have fed rows keep their memory, and the job is faster in them.
     """
     environment = frame.sparkSession.sparkContext.environment
     environment["TFOS_NB_BENCHMARK"] = "ceiling"
@@ -68,7 +68,7 @@ def _measure(spark: Any, shape: Shape, settings: Settings) -> dict[str, Any]:
     cached = cached_frame(spark, shape, cached_rows)
     on_disk = cached_on_disk(spark)
     frame, rows = functools.reduce(DataFrame.union, [cached] * _READ_AGAIN), cached_rows * _READ_AGAIN
-    # The JVM compiles what it runs often: neither is measured before.
+    # The JVM compiles code that runs often, so both are warmed up before they are measured.
     ceiling_rate(frame, rows)
     if not settings.only_baselines:
         count_through_cluster(spark, frame)
@@ -104,7 +104,7 @@ def _ratios(shape: Shape, found: dict[str, Any]) -> list[Ratio]:
             lineage = median(found["lineage"][kind])
             ratios.append(Ratio(f"{name} / TensorFlowOnSpark", ours, lineage, "rows/s", of_lineage))
     if "lineage" in found:
-        # For information: how much faster than TensorFlowOnSpark anything fed by this Spark can be on this machine.
+        # For information: the most that any feed from this Spark can be faster than TensorFlowOnSpark on this machine.
         lineage = median(found["lineage"]["wall"])
         ratios.append(Ratio(f"{shape.describes}, empty mapInArrow / TensorFlowOnSpark", ceiling, lineage, "rows/s"))
     return ratios

@@ -1,7 +1,7 @@
 """Time a session's first rows through a model, with Python workers forked from the warm process and without.
 
-The executors were warmed in the background, and Spark has run a Python function. Both are so for either side. The
-second time, the workers have the model.
+On both sides, the executors were warmed in the background, and Spark has run a Python function. In the second
+measurement, the workers have the model already.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGET = 0.5
 
 
 def run(settings: Settings) -> Result:
-    """Interleave sessions with either daemon."""
+    """Measure sessions of both daemons in turns."""
     import keras
 
     figures: dict[str, list[float]] = {f"{when}_{kind}": [] for kind in DAEMONS for when in ("first", "second")}

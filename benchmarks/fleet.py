@@ -1,9 +1,9 @@
-"""Measure the driver's own work by the number of nodes, up to thousands, without Spark and TensorFlow.
+"""Measure the driver's own work for up to thousands of nodes, without Spark and TensorFlow.
 
-The driver's components are real, in a process of their own. The nodes are simulated, each with its own TLS connection
-(:mod:`benchmarks.fleet_nodes`). They send a heartbeat once a second, or as often as that many real nodes do.
+The driver's components are real, in a separate process. The nodes are simulated, each with its own TLS connection
+(:mod:`benchmarks.fleet_nodes`). They send a heartbeat once a second, or as often as the same number of real nodes.
 TensorFlowOnSpark's reservation server gets the same number of its own clients, which ask once a second whether all
-nodes have come.
+nodes have registered.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SECONDS = 600.0
 
 
 def run(settings: Settings) -> Result:
-    """Measure each number of nodes once, the predecessor's in between, and fit the growth."""
+    """Measure each number of nodes once, alternating with TensorFlowOnSpark, and fit the growth."""
     ours: list[dict[str, Any]] = []
     lineage: list[dict[str, Any]] = []
     for nodes in sorted({*NODES, *LINEAGE_NODES}):
@@ -77,7 +77,7 @@ def run(settings: Settings) -> Result:
 
 
 def _paces(nodes: int) -> tuple[float, ...]:
-    """Return how many seconds pass between a node's heartbeats, in each of the runs of so many nodes."""
+    """Return the seconds between a node's heartbeats in each run with this number of nodes."""
     if nodes not in NODES:
         return ()
     own = _own_pace(nodes)
@@ -85,7 +85,7 @@ def _paces(nodes: int) -> tuple[float, ...]:
 
 
 def _own_pace(nodes: int) -> float:
-    """Return how many seconds pass between two heartbeats of a node of so many, where nobody forces it."""
+    """Return the default seconds between a node's heartbeats in a cluster with this number of nodes."""
     return max(1.0, tick_among(nodes))
 
 
@@ -100,7 +100,7 @@ def _beats_kept(one: dict[str, Any]) -> bool:
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float:
-    """Return the exponent of a power law through some points: the slope of a line through their logarithms.
+    """Return the exponent of a power law fitted to points: the slope of a line through their logarithms.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def _growths(exponents: dict[str, float]) -> list[Ratio]:
 
 
 def _kept(ours: list[dict[str, Any]]) -> list[Ratio]:
-    """Heartbeats that the driver has taken in a second, against those that were due."""
+    """Return the heartbeats a second that the driver received, and those that were due."""
     return [
         Ratio(
             f"{one['nodes']} nodes, a heartbeat in {one['every']:.3g} s: taken / due",

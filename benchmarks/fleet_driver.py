@@ -1,8 +1,8 @@
-"""Run the driver's components in a process of their own, for simulated nodes.
+"""Run the driver's components in a separate process, for simulated nodes.
 
 Door, controller, ledger, lifecycle and panel are real. There is no Spark and no executor: the nodes are those of
-:mod:`benchmarks.fleet_nodes`. Prints one line of JSON. Stop ends the cluster that shows a steady state. A second
-cluster, whose nodes restart, loses a node.
+:mod:`benchmarks.fleet_nodes`. Prints one line of JSON. The first cluster is measured in a steady state, and Stop
+ends it. A second cluster, whose nodes restart, loses a node.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["Driver", "main"]
 SETTLE_SECONDS = 3.0
 STEADY_SECONDS = 12.0
 PARTITIONS = 64
-ROWS = 20_000  # of each partition
+ROWS = 20_000  # in each partition
 _PATIENCE = 180.0
-_FEED_PATIENCE = 60.0  # for what takes a second or two
+_FEED_PATIENCE = 60.0  # for steps that take a second or two
 
 
 class _Watched(ClusterController):
-    """A controller that notes how long each heartbeat was under way."""
+    """A controller that records how long each heartbeat was on its way."""
 
     def __init__(self, plan: ClusterPlan, heartbeat_timeout: float) -> None:
         super().__init__(plan, heartbeat_timeout=heartbeat_timeout)
@@ -55,7 +55,7 @@ class _Watched(ClusterController):
         self.messages = 0
 
     def received(self, link: Link, message: Any) -> None:
-        """Take a message, and note the time."""
+        """Handle a message, and record the delay of a heartbeat."""
         super().received(link, message)
         self.messages += 1
         if isinstance(message, Heartbeat):
@@ -63,21 +63,21 @@ class _Watched(ClusterController):
 
 
 class _NoSpark:
-    """In the place of Spark's jobs, of which there are none."""
+    """Stand-in for Spark's jobs: none runs."""
 
     def cancel_all(self) -> bool:
-        """Nothing runs."""
+        """Do nothing: no job runs."""
         return True
 
     def cancel_stage(self, stage: int, reason: str) -> None:
-        """Nothing runs."""
+        """Do nothing: no stage runs."""
 
     def wait_for_slots(self, timeout: float) -> None:
-        """Nothing holds one."""
+        """Return at once: no slot is in use."""
 
 
 class Driver(Cluster):
-    """A cluster without Spark: it opens the door, lives, and can be looked at.
+    """A cluster without Spark: it opens its Door, runs its lifecycle, and shows its state.
 
     Parameters
     ----------
@@ -101,19 +101,19 @@ class Driver(Cluster):
         self._lifecycle.run(self.door, self.address)
 
     def until(self, reached: Callable[[], Any], what: str, timeout: float = _PATIENCE) -> None:
-        """Wait for a change that the controller tells of."""
+        """Wait until a condition holds; the controller announces each change."""
         with self.controller.changed:
             if not self.controller.changed.wait_for(reached, timeout):
                 raise TimeoutError(f"not {what} within {timeout:g} s")
 
     def ask_to_stop(self, grace: float) -> None:
-        """Ask for the end, and do not wait for it."""
+        """Ask the cluster to stop, and return at once."""
         self.outcome.ask_to_stop(Stop("stopped by the user", grace))
 
 
 @dataclass
 class _Usage:
-    """The processor's seconds of this process, in all and by what its threads do."""
+    """Processor seconds of this process, in total and by thread name."""
 
     wall: float
     process: float
@@ -121,7 +121,7 @@ class _Usage:
 
     @classmethod
     def now(cls) -> _Usage:
-        """Look."""
+        """Return the usage up to now."""
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
         threads: dict[str, float] = {}
         for thread in psutil.Process().threads():
@@ -130,7 +130,7 @@ class _Usage:
         return cls(time.monotonic(), time.process_time(), threads)
 
     def until(self, later: _Usage) -> dict[str, Any]:
-        """Return the shares of one core from this moment to a later one."""
+        """Return the shares of one core that were used between this measurement and a later one."""
         wall = later.wall - self.wall
         by_thread = {name: (used - self.threads.get(name, 0.0)) / wall for name, used in later.threads.items()}
         return {
@@ -141,7 +141,7 @@ class _Usage:
 
 @contextmanager
 def _gathered(nodes: int) -> Iterator[tuple[Driver, Fleet, dict[str, Any]]]:
-    """Give a cluster whose nodes have all come and are up, and how that went."""
+    """Yield a cluster whose nodes are all up, its nodes, and the figures of its rendezvous."""
     driver = Driver(nodes)
     try:
         with Fleet([str(node) for node in driver.plan.nodes], driver.address) as fleet:
@@ -161,7 +161,7 @@ def _gathered(nodes: int) -> Iterator[tuple[Driver, Fleet, dict[str, Any]]]:
 
 
 def main(nodes: int, every: float = 1.0, seconds: float = STEADY_SECONDS) -> dict[str, Any]:
-    """Measure a cluster of so many nodes that speak ``every`` so many seconds; ``ended`` says what it did not do."""
+    """Measure a cluster whose nodes send a heartbeat ``every`` so many seconds; ``ended`` says which step timed out."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     found: dict[str, Any] = {"nodes": nodes, "descriptors": limit, "every": every, "ended": ""}
@@ -184,7 +184,7 @@ def _measure(nodes: int, every: float, seconds: float, found: dict[str, Any]) ->
         try:
             found |= _feed(driver, fleet)
         except TimeoutError as error:
-            found["ended"] = str(error)  # and a Stop may reach them all the same
+            found["ended"] = str(error)  # a Stop may reach the nodes nevertheless
         found |= _stop(driver, fleet)
     with _gathered(nodes) as (driver, fleet, came):
         found["rendezvous_again"] = came["rendezvous"]
@@ -194,7 +194,7 @@ def _measure(nodes: int, every: float, seconds: float, found: dict[str, Any]) ->
 
 
 def _steady(driver: Driver, fleet: Fleet, sizes: list[int], every: float, seconds: float) -> dict[str, Any]:
-    """Watch the driver while every node sends its heartbeats and the panel is shown."""
+    """Measure the driver while every node sends its heartbeats and the panel is shown."""
     from tfos_nb.widgets.live import LiveView
     from tfos_nb.widgets.panel import PanelScreen
 
@@ -228,8 +228,8 @@ def _steady(driver: Driver, fleet: Fleet, sizes: list[int], every: float, second
 
 
 def _feed(driver: Driver, fleet: Fleet) -> dict[str, Any]:
-    """Let simulated tasks ask the ledger, while the heartbeats go on."""
-    from tfos_nb.runtime.feed.messages import PartitionDone  # noqa: F401 - the wire must know what they say
+    """Let simulated tasks send requests to the ledger, while the heartbeats continue."""
+    from tfos_nb.runtime.feed.messages import PartitionDone  # noqa: F401 - the wire must know their messages
 
     feed = driver.controller.feeds.begin(1, False, 1, 1)
     began = fleet.order("feed", to=0, feed=feed.number, first=0, count=PARTITIONS, rows=ROWS)

@@ -1,8 +1,8 @@
-"""Simulated nodes, many in a process: each with a connection and a stream of its own to a real door, and no TensorFlow.
+"""Simulated nodes, many in a process: each has its own connection and stream to a real Door, and no TensorFlow.
 
-A node says what a supervisor says, in the same messages: it reserves, comes up, sends heartbeats with a step's report,
-writes lines, obeys Stop and EndNode. :class:`Fleet` is the other end: it starts the processes, orders, and listens.
-Between the two go lines of JSON, through pipes.
+A node sends the same messages as a supervisor: it reserves, comes up, sends heartbeats with a step's report, writes
+lines, obeys Stop and EndNode. :class:`Fleet` is the other end: it starts the processes, sends orders, and reads the
+answers. Orders and answers are lines of JSON, sent through pipes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ AT_ONCE = 32
 """Connections that a process opens at the same time; Spark does not start all tasks in the same millisecond either."""
 
 LINES_EVERY = 5
-_BATCH_ROWS = 10_000  # as Spark cuts them
+_BATCH_ROWS = 10_000  # Spark's size of a batch
 """Heartbeats between two messages with lines."""
 
-_CERTIFICATE = b"-" * 600  # about as long as a real one: it is in every FeedPlace
+_CERTIFICATE = b"-" * 600  # about as long as a real one, since every FeedPlace has one
 
 
 class Fleet:
-    """The nodes, from outside.
+    """The nodes, seen from the driver's process.
 
     Parameters
     ----------
     names : sequence of str
-        The nodes.
+        Names of the nodes.
     address : DoorAddress
-        Where they go.
+        Address that the nodes connect to.
     processes : int
         How many processes share them.
     """
@@ -89,14 +89,14 @@ class Fleet:
             self._changed.notify_all()
 
     def order(self, do: str, to: int | None = None, **arguments: Any) -> float:
-        """Have all processes, or one of them, do something; return when that was said."""
+        """Send an order to all processes or to one of them; return the time at which it was sent."""
         at = time.time()
         for process in self._processes if to is None else [self._processes[to]]:
             self._write(process, {"do": do, **arguments})
         return at
 
     def hear(self, what: str, timeout: float, of: int | None = None) -> list[dict[str, Any]]:
-        """Wait until every process, or one of them, has said something; return what they said, and forget it.
+        """Wait for an answer of every process, or of one of them; return the answers, and remove them.
 
         Raises
         ------
@@ -160,14 +160,14 @@ class _Node:
         self._call: Any = None
 
     async def live(self) -> None:
-        """Go to the door, and do as it says until the stream ends."""
+        """Connect to the Door, and obey its messages until the stream ends."""
         import grpc.aio
 
         from tfos_nb.runtime.control.door import ATTEND, dial, metadata_of
         from tfos_nb.runtime.control.lifecycle import Reservation
 
         address, crew = self._crew.address, self._crew
-        # Each node is a host of its own: gRPC would else share one connection among all of a process.
+        # Each node gets its own connection: gRPC would otherwise share one among all nodes of a process.
         channel = dial(address, grpc.aio.secure_channel, ("grpc.use_local_subchannel_pool", 1))
         try:
             async with crew.gate:
@@ -178,13 +178,13 @@ class _Node:
                 await self._obey(data)
         except (grpc.aio.AioRpcError, asyncio.CancelledError):
             if not self._started:
-                raise  # nobody has told it to go
+                raise  # no Start has come yet
         finally:
             await channel.close()
             crew.count("left")
 
     async def send(self, message: Any) -> None:
-        """Send a message; one after another."""
+        """Send a message, after those before it."""
         import grpc.aio
 
         from tfos_nb.runtime.control import wire
@@ -197,7 +197,7 @@ class _Node:
         from tfos_nb.runtime.control import wire
         from tfos_nb.runtime.control.lifecycle import EndNode, MainReturned, NodeEnded, Stop
 
-        if len(data) > 4096 or b"Start" in data[:24]:  # as many addresses as nodes: real ones read it on their own CPU
+        if len(data) > 4096 or b"Start" in data[:24]:  # it has every address: real nodes decode it on their own CPUs
             self._started = True
             self._crew.count("started", len(data))
             return
@@ -212,7 +212,7 @@ class _Node:
             await self._call.done_writing()
 
     async def come_up(self) -> None:
-        """Say what a node says when TensorFlow is imported and main is called."""
+        """Send the messages of a node that has imported TensorFlow and calls main."""
         from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp
 
         place = FeedPlace(f"/tmp/tfos_nb-node-{self._number:08x}/feed", self._host, 40000, _CERTIFICATE)
@@ -220,7 +220,7 @@ class _Node:
         await self.send(MainStarted(self.name))
 
     async def beat(self) -> None:
-        """Say that it is alive and how far it is; every now and then, what it has written."""
+        """Send a heartbeat with a step's report, and lines of output now and then."""
         from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
 
         self._step += 1
@@ -233,7 +233,7 @@ class _Node:
             await self.send(LogLines(self.name, lines))
 
     def lose(self) -> None:
-        """Break the stream without a last word, as the end of a host's processes does."""
+        """Break the stream without a last message, as when a host is lost."""
         self._call.cancel()
 
 
@@ -252,7 +252,7 @@ class _Crew:
         self._lost = 0
 
     def count(self, what: str, size: int = 0) -> None:
-        """Count a node to which something has happened; say so when it has happened to all that are left."""
+        """Count an event of a node; answer when it has happened to all remaining nodes."""
         count = self._counts[what]
         count[0] += 1
         count[1] += size
@@ -260,7 +260,7 @@ class _Crew:
             _say(what, at=time.time(), bytes=count[1])
 
     def spawn(self, coroutine: Any) -> None:
-        """Run something beside the rest."""
+        """Run a coroutine in the background."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -271,7 +271,7 @@ class _Crew:
             self.failed.set_exception(error)
 
     def do_come(self) -> None:
-        """Have all nodes go to the door."""
+        """Have all nodes connect."""
         for node in self.nodes.values():
             self.spawn(node.live())
 
@@ -284,11 +284,11 @@ class _Crew:
             await node.come_up()
 
     def do_beat(self, every: float = 1.0) -> None:
-        """Have all nodes send a heartbeat every so many seconds, spread over them."""
+        """Have each node send a heartbeat ``every`` so many seconds, evenly spread over that time."""
         self.spawn(self._keep_beating(every))
 
     async def _keep_beating(self, every: float) -> None:
-        """Keep to the clock; a beat that is due while the last one of its node is still under way is left out."""
+        """Send heartbeats by the clock; leave one out if the node's last one is still being sent."""
         began, share, under_way = time.monotonic(), every / len(self.nodes), set()
         for number in itertools.count():
             for place, node in enumerate(self.nodes.values()):
@@ -309,7 +309,7 @@ class _Crew:
             under_way.discard(node)
 
     def do_tell(self) -> None:
-        """Tell how many heartbeats have been sent, and were left out."""
+        """Answer how many heartbeats were sent and how many were left out."""
         _say("told", beats=self._beats, late=self._late, cpu=time.process_time())
 
     def do_lose(self, name: str) -> None:
@@ -320,7 +320,7 @@ class _Crew:
         _say("lost", at=at)
 
     def do_feed(self, feed: int, first: int, count: int, rows: int) -> None:
-        """Ask what tasks ask that feed so many partitions of so many rows."""
+        """Send the requests of tasks that feed ``count`` partitions of ``rows`` rows."""
         self.spawn(self._feed(feed, range(first, first + count), rows))
 
     async def _feed(self, feed: int, partitions: range, rows: int) -> None:
@@ -356,7 +356,7 @@ class _Crew:
 
 async def _main() -> None:
     from tfos_nb.runtime.control.door import DoorAddress
-    from tfos_nb.runtime.node import supervisor  # noqa: F401 - the wire must know all that a supervisor hears
+    from tfos_nb.runtime.node import supervisor  # noqa: F401 - the wire must know a supervisor's messages
 
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Measure losses that must stop no other node: the pause of the training, and the time until the node is back."""
+"""Measure faults that must not stop other nodes: the pause of the training, and the time until the node is back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_PAUSE = 1.0  # seconds: what one may take for no stop at all
+_PAUSE = 1.0  # seconds: a shorter pause does not count as a stop
 _ROWS = 20_000_000  # an epoch takes longer than the measurement
 _WATCHED = 12.0  # seconds
 _NODE = "worker:1"
@@ -50,10 +50,10 @@ _KINDS = (
 
 
 def run(settings: Settings) -> Result:
-    """Do each kind of harm `settings.repeat` times."""
+    """Cause each kind of fault `settings.repeat` times."""
     series: dict[str, list[tuple[float, float]]] = {}
     for kind in _KINDS:
-        for number in range(settings.repeat):  # a node that has outlived its executor has none to be killed
+        for number in range(settings.repeat):  # a node that outlived its executor has none to kill: start a new Spark
             with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
                 pair = _hurt_once(settings, spark, folder, kind)
             settings.say(f"going_on: {kind.what} {number + 1}/{settings.repeat}: {pair[0]:.2f} and {pair[1]:.2f} s")
@@ -74,7 +74,7 @@ def _hurt_once(settings: Settings, spark: SparkSession, folder: str, kind: _Kind
 
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
-    """Hurt the worker; return the longest time between two steps, and when it had another process, in seconds."""
+    """Cause a fault; return the longest time between two steps, and the time until the new process, in seconds."""
     wait_for(lambda: _step(cluster) > 0 and cluster.state.value == "RUNNING" and is_whole(cluster))
     generation, pid = cluster.snapshot().generation, _pid(cluster)
     os.kill(kind.find(pid), kind.how)

@@ -41,7 +41,7 @@ __all__ = ["run"]
 
 _GOODPUT = 0.9
 _EVERY = 30.0  # seconds between two faults
-_CALM = 60.0  # seconds in which it is left alone first
+_CALM = 60.0  # seconds without faults, before the first one
 _ROWS, _BATCH = 40_000, 128
 _BEGIN = 90.0  # seconds in which the first steps must be done
 _FAULTS: tuple[tuple[str, Callable[[int], int], int], ...] = (
@@ -53,7 +53,7 @@ _FAULTS: tuple[tuple[str, Callable[[int], int], int], ...] = (
 
 
 class _Step(NamedTuple):
-    """A step that was done, whatever became of it."""
+    """A step that was done; a recovery may have discarded it."""
 
     time: float
     generation: int
@@ -74,12 +74,12 @@ class _Cost:
 
     @property
     def whole(self) -> float:
-        """Until the training is as far as it was."""
+        """Return the seconds until the training is back where it was."""
         return self.noticed + self.gathered + self.begun + self.first_step + self.again
 
 
 def run(settings: Settings) -> Result:
-    """Train for `settings.minutes` with faults, each kind by turns."""
+    """Train for `settings.minutes` with faults of each kind in turn."""
     with spark_session(memory_mb=1024, settings=_LASTING) as spark, tempfile.TemporaryDirectory() as folder:
         with _training(spark, Path(folder)) as cluster:
             calm = _rate_alone(Path(folder))
@@ -132,7 +132,7 @@ def _training(spark: SparkSession, folder: Path) -> Iterator[Cluster]:
 
 
 def _rate_alone(folder: Path) -> float:
-    """Wait until it trains, leave it alone for a while, and return its steps a second."""
+    """Wait until the cluster trains, cause no faults for a while, and return its steps a second."""
     deadline, pause = time.monotonic() + _BEGIN, threading.Event()
     while len(_steps(folder)) < 50:
         if time.monotonic() > deadline:
@@ -168,7 +168,7 @@ def _hurt_often(settings: Settings, cluster: Cluster, folder: Path, until: float
 
 
 def _cost(what: str, at: float, steps: Sequence[_Step], events: Sequence[tuple[float, ClusterEvent]]) -> _Cost | None:
-    """Find out where the time went after a fault at a time."""
+    """Divide the time after the fault at this time into its phases."""
     before = max((one.generation for one in steps if one.time <= at), default=0)
     later = [one for one in steps if one.generation > before and one.time > at]
     since = [(when, one.event) for when, one in events if when > at]
@@ -202,7 +202,7 @@ def _tells_of_it(event: Any) -> bool:
 
 
 def _steps(folder: Path) -> list[_Step]:
-    """Read what the first of the workers of each generation has written down of its steps."""
+    """Read the steps that the first worker of each generation has written."""
     found: dict[tuple[int, int, int], _Step] = {}
     for file in folder.glob("steps-*"):
         for line in file.read_text().splitlines():
@@ -216,7 +216,7 @@ def _steps(folder: Path) -> list[_Step]:
 
 
 def _useful(steps: Sequence[_Step], began: float, ended: float) -> int:
-    """Count the steps of a time that were not done before."""
+    """Count the steps within a period that had not been done before."""
     first: dict[tuple[int, int], float] = {}
     for step in steps:
         first.setdefault((step.epoch, step.batch), step.time)
@@ -224,7 +224,7 @@ def _useful(steps: Sequence[_Step], began: float, ended: float) -> int:
 
 
 def _wrong_epochs(folder: Path) -> int:
-    """Count the epochs after which the model had not counted every row once an epoch."""
+    """Count the epochs after which the model's sum was wrong: every row must count once an epoch."""
     told = Counter(
         int(total) == (int(epoch) + 1) * sum(range(_ROWS)) % programs.PRIME
         for file in folder.glob("epochs-*")

@@ -1,4 +1,4 @@
-"""Run many clusters in one kernel, and count what they leave in its process, on its host and on disk."""
+"""Run many clusters in one kernel, and count what they leave behind in its process, on its host and on disk."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ WARM_UP = 2
 MEMORY_MIB = 50.0
 TRAINS, TRAINED_ROWS = 100, 200_000
 _SETTLE_SECONDS = 15.0
-# Counts that must not grow. Memory has a bound of its own, and Spark decides how many Python workers it keeps. The
-# node process that is left is the warm one, from which the next cluster is forked.
+# Counts that must not grow. Memory has a separate bound, and Spark decides how many Python workers it keeps. The
+# remaining node process is the warm one, from which the next cluster is forked.
 _STEADY = ("node_processes", "zombies", "threads", "descriptors", "sockets", "files")
 
 
@@ -86,7 +86,7 @@ def _one_cluster(spark: SparkSession, frame: DataFrame) -> None:
 
 
 def _census(folders: tuple[Path, ...], settle_to: dict[str, float] | None = None) -> dict[str, float]:
-    """Count what this process holds and what is around it; give what is ending a while to end."""
+    """Count what this process and its surroundings hold, after a while in which things may end."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     pause = threading.Event()
     while True:
@@ -133,7 +133,7 @@ def _mib(process: Any) -> float:
 
 
 def _is_zombie_of(process: Any, parents: set[int]) -> bool:
-    """Whether a process has ended and one of these has not taken note of it."""
+    """Whether a process has ended and one of these processes has not waited for it."""
     import psutil
 
     try:
@@ -143,7 +143,7 @@ def _is_zombie_of(process: Any, parents: set[int]) -> bool:
 
 
 def _is_of(process: Any, folder: Path) -> bool:
-    """Whether a process descends from this benchmark's Spark: an orphan has another parent, not another environment."""
+    """Whether a process descends from this benchmark's Spark: by its environment, which an orphan keeps."""
     import psutil
 
     try:
@@ -162,7 +162,7 @@ def _command(process: Any) -> str:
 
 
 def _entries(folder: Path) -> int:
-    """Files under `folder`, without the ones that Spark keeps for itself."""
+    """Return the files under `folder`, without those that Spark keeps for itself."""
     count = 0
     for _, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(("blockmgr-", "spark-"))]
@@ -178,7 +178,7 @@ def _local_dirs(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _own_folders() -> Iterator[Path]:
-    """Put every temporary file of this process and of the executors in one new folder, and take it away."""
+    """Put all temporary files of this process and of the executors in a new folder, and remove it at the end."""
     earlier = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="tfos-leak-") as name:
         os.environ["TMPDIR"] = tempfile.tempdir = name

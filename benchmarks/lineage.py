@@ -1,8 +1,8 @@
-"""TensorFlowOnSpark 2.2.5, fed the same rows. Runs in an environment of its own; prints one line of JSON.
+"""Feed the same rows by TensorFlowOnSpark 2.2.5. Runs in its own environment; prints one line of JSON.
 
-TensorFlowOnSpark runs in its best configuration: one slot an executor as it demands, nodes that have TensorFlow loaded
-before the first row comes, one conversion to tensors a batch of 100. It spends up to a second on each partition, so its
-rate depends on the rows of a partition: ``--lineage-partitions 2`` gives each worker one large partition.
+TensorFlowOnSpark runs in its best configuration: one slot an executor as it requires, nodes that have loaded TensorFlow
+before the first row comes, one conversion to tensors for each batch of 100. It spends up to a second on each
+partition, so its rate depends on the rows of a partition: ``--lineage-partitions 2`` gives each worker one large one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""TensorFlowOnSpark 2.2.5's reservation server with many clients. Runs in an environment of its own; prints JSON.
+"""Measure TensorFlowOnSpark 2.2.5's reservation server with many clients. Runs in its own environment; prints JSON.
 
-The clients are its own too, a thread each, in two processes: they register, ask once a second whether all have come,
-and fetch the list when they have. First all but one come, and the server's share of a core is taken while they ask;
-then the last one comes.
+The clients are its own as well, one thread each, in two processes. They register, ask once a second whether all have
+registered, and then fetch the list. At first all but one register, and the server's share of a core is measured while
+they ask. Then the last one registers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 
 def main(nodes: int) -> dict[str, Any]:
-    """Measure a server of so many nodes."""
+    """Measure a server for this number of nodes."""
     from tensorflowonspark import reservation
 
     died: list[str] = []
@@ -64,7 +64,7 @@ def _tell(crew: subprocess.Popen[str]) -> None:
 
 
 def _ended_at(crew: subprocess.Popen[str], died: list[str]) -> float | None:
-    """Return when its last client had the list; None if that takes too long, or the server has died."""
+    """Return the time at which the last client had the list; None after a timeout, or if the server has died."""
     told: list[str] = []
     reader = threading.Thread(target=lambda: told.append(crew.stdout.readline() if crew.stdout else ""), daemon=True)
     reader.start()
@@ -80,7 +80,7 @@ def _wait(reached: Any, seconds: float) -> bool:
 
 
 def clients(host: str, port: int, place: int, nodes: int) -> None:
-    """Be this process' share of the clients; the very last of all waits for a line on standard input."""
+    """Run this process's share of the clients; the last one of all waits for a line on standard input."""
     mine = range(place, nodes, PROCESSES)
     threading.stack_size(256 * 1024)
     threads = [threading.Thread(target=_client, args=((host, port), number)) for number in mine if number < nodes - 1]

@@ -1,4 +1,4 @@
-"""The environment of TensorFlowOnSpark 2.2.5: made on demand, kept in the user's cache, never mixed with ours."""
+"""The environment of TensorFlowOnSpark 2.2.5: created when needed, kept in the user's cache, apart from ours."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(
 
 
 def run(module: str, *arguments: Any) -> dict[str, Any]:
-    """Run a module of the benchmarks in the environment; return what it tells, the last line of what it prints."""
+    """Run a benchmark module in the environment; return the JSON of the last line that it prints."""
     python = _environment()
     # Neither our Spark nor our Python may leak into it.
     kept = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "PYSPARK_PYTHON")}
@@ -55,7 +55,7 @@ def run(module: str, *arguments: Any) -> dict[str, Any]:
 
 
 def _environment() -> Path:
-    """Give the environment's Python; build the environment where there is none with these versions."""
+    """Return the environment's Python; build the environment if none has these versions."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "tfos_nb" / "bench-tfos"
     python = folder / "bin" / "python"
@@ -71,7 +71,7 @@ def _environment() -> Path:
 
 
 def _requirements() -> list[str]:
-    # It imports pkg_resources, which setuptools has dropped; releases before 66 do not run on Python 3.12.
+    # It imports pkg_resources, which newer setuptools do not have; setuptools before 66 does not run on Python 3.12.
     setuptools = "setuptools<66" if sys.version_info < (3, 12) else "setuptools<80"
     ours = [f"{name}=={metadata.version(name)}" for name in ("pyspark", "tensorflow")]
     return [setuptools, "wheel", "packaging", "tensorflowonspark==2.2.5", *ours]

@@ -1,7 +1,7 @@
 """Measure what the panel sends to the page at 64 nodes: messages a second and bytes a message, against the bounds.
 
-A cluster in which every node's numbers change all the time, shown by the panel's own screen and view for some seconds;
-the messages are counted where the widget hands them to the kernel.
+The panel's own screen and view show a cluster for some seconds in which every node's numbers always change. The
+messages are counted where the widget hands them to the kernel.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MOST_A_SECOND = 2.0
 
 
 class _Busy:
-    """A cluster of 64 workers, none of whose numbers stands still."""
+    """A cluster of 64 workers whose numbers change all the time."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     def snapshot(self) -> ClusterState:
-        """Return how it looks now."""
+        """Return the state of this moment."""
         from tfos_nb.state.cluster_state import (
             ClusterState,
             ClusterStatus,
@@ -86,19 +86,19 @@ class _Busy:
 
 
 def count_messages() -> list[int]:
-    """Put a comm that nobody is at the other end of in the place of the kernel's; return the list that it fills."""
+    """Replace the kernel's comm by one that is not connected; return the list of its messages' sizes."""
     import comm
     from comm.base_comm import BaseComm
 
     sizes: list[int] = []
 
     class Counting(BaseComm):
-        """A comm that nobody is at the other end of."""
+        """A comm that is not connected."""
 
         def publish_msg(
             self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **more: Any
         ) -> None:
-            """Count what would be sent."""
+            """Record the size of a message instead of sending it."""
             if msg_type == "comm_msg":
                 sizes.append(len(json.dumps(data, ensure_ascii=False).encode()))
 
@@ -107,12 +107,12 @@ def count_messages() -> list[int]:
 
 
 def run(settings: Settings) -> Result:
-    """Count for some seconds."""
+    """Count messages for some seconds."""
     sizes = count_messages()
     from tfos_nb.widgets.live import LiveView
     from tfos_nb.widgets.panel import PanelScreen
 
-    # Without a notebook, what is displayed would be printed.
+    # Without a notebook, displayed values would be printed.
     with contextlib.redirect_stdout(io.StringIO()), LiveView(_Busy(), screen=PanelScreen()):
         sizes.clear()
         threading.Event().wait(SECONDS)

@@ -26,7 +26,7 @@ _EPOCHS = 4
 
 
 def run(settings: Settings) -> Result:
-    """Read `4 * settings.repeat` epochs each way."""
+    """Read `4 * settings.repeat` epochs with autotuning, and as many without."""
     import tensorflow as tf
 
     from tfos_nb.runtime.datasets.tuning import untuned

@@ -26,7 +26,7 @@ PRIME = 1_000_003
 
 
 def count_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count rows and do nothing else: what Spark can deliver to Python at most."""
+    """Only count rows: the most that Spark can deliver to Python."""
     import pyarrow as pa
 
     rows = sum(batch.num_rows for batch in batches)
@@ -34,24 +34,24 @@ def count_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def no_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The body of the empty Spark job: read what comes, yield nothing."""
+    """Read all rows and yield none: the body of the empty Spark job."""
     for _ in batches:
         pass
     yield from ()
 
 
 def count_rows(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Take every row as tensors, ``args["passes"]`` times; return the times and counts of each pass."""
+    """Read every row as tensors, ``args["passes"]`` times; return the times and counts of each pass."""
     import tensorflow as tf
 
-    tf.constant(0.0)  # the runtime starts at the first operation, and is no part of feeding
+    tf.constant(0.0)  # the runtime starts at the first operation; its start is not part of feeding
     ctx.report(step=1)  # tells the driver that this node is ready for rows
     dataset = ctx.dataset(batch_size=args["batch_size"])
     return {"passes": [_one_pass(dataset) for _ in range(args["passes"])]}
 
 
 def _one_pass(dataset: Any) -> dict[str, float]:
-    """Iterate once, in a graph, as training does. The first batch starts the clock and is not counted in the rate."""
+    """Iterate once, in a graph, as training does. The first batch starts the clock and does not count in the rate."""
     begin = time.time()
     iterator = iter(dataset)
     first_rows = _rows(next(iterator))
@@ -65,7 +65,7 @@ def _rows(batch: dict[str, Any]) -> int:
 
 
 def _rest(iterator: Any) -> Any:
-    """Count what an iterator still has. Every column of every batch is a tensor when it comes here."""
+    """Count the remaining rows of an iterator. Every column of every batch is a tensor here."""
     import tensorflow as tf
 
     @tf.function
@@ -79,12 +79,12 @@ def _rest(iterator: Any) -> Any:
 
 
 def train_tiny_model(args: dict[str, Any], ctx: Any) -> dict[str, float]:
-    """Fit a tiny Keras model under MultiWorkerMirroredStrategy; return when its first step was done."""
+    """Fit a tiny Keras model under MultiWorkerMirroredStrategy; return the time at which its first step was done."""
     import keras
     import tensorflow as tf
 
     class FirstStep(keras.callbacks.Callback):
-        """Notes when the first step was finished."""
+        """Records the time at which the first step was done."""
 
         done: float | None = None
 
@@ -105,7 +105,7 @@ def train_tiny_model(args: dict[str, Any], ctx: Any) -> dict[str, float]:
 
 
 def sum_forever(args: Any, ctx: Any) -> None:
-    """Train, as far as a sum of rows is that, in step with the other workers, until the rows end; save each epoch."""
+    """Sum rows in step with the other workers until the cluster stops, in place of training; save each epoch."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -131,7 +131,7 @@ def sum_forever(args: Any, ctx: Any) -> None:
 
 
 def fit_and_tell(args: dict[str, Any], ctx: Any) -> None:
-    """Fit a model that also sums the rows' ids; write down each step that was done, and the sum after each epoch."""
+    """Fit a model that also sums the rows' ids; record each step that was done, and the sum after each epoch."""
     import keras
     import tensorflow as tf
 
@@ -149,7 +149,7 @@ def fit_and_tell(args: dict[str, Any], ctx: Any) -> None:
             return tf.cast(ids, tf.float32) / 40_000.0
 
     class Tell(keras.callbacks.Callback):
-        """Writes lines, each at once: the process may be killed at any moment."""
+        """Writes each line at once, since the process may be killed at any moment."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -175,7 +175,7 @@ def fit_and_tell(args: dict[str, Any], ctx: Any) -> None:
 
 
 def step_forever(args: Any, ctx: Any) -> None:
-    """The same by a chief that gives the steps to whichever worker is free, and keeps the sum on a parameter server."""
+    """Sum rows by a coordinator that gives steps to free workers, with the sum on a parameter server."""
     if not ctx.is_chief:
         return ctx.serve()
     import tensorflow as tf
@@ -197,7 +197,7 @@ def step_forever(args: Any, ctx: Any) -> None:
 
 
 class _Steps:
-    """Reports each step of a process, and when the first of them was done: of many reports only the last goes out."""
+    """Reports each step of a process with the time of its first one, since only the latest report is sent."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
@@ -209,7 +209,7 @@ class _Steps:
 
 
 def lineage_count_rows(args: Any, ctx: Any) -> None:
-    """The same count as a TensorFlowOnSpark 2.2.5 program, which has no results: they go to a file."""
+    """Count rows as a TensorFlowOnSpark 2.2.5 program, which cannot return results and writes them to a file."""
     import numpy as np
     import tensorflow as tf
 

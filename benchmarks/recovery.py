@@ -1,4 +1,4 @@
-"""Measure losses while two nodes train: the time until the driver reports it, and until the next training step."""
+"""Measure faults while two nodes train: the time until the driver reports a fault, and until the next training step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["EPOCHS", "HEARTBEAT", "fed_for_ever", "feed", "is_whole", "run", "wait_for"]
 
 _SECONDS_TO_STEP = 5.0  # if a surviving node or its supervisor can fork the next process
-_SECONDS_TO_START = 15.0  # where everything has to be started
+_SECONDS_TO_START = 15.0  # if everything has to be started
 HEARTBEAT = 5.0
 _GIVE_UP = 120.0
 _ROWS = 20_000
-EPOCHS = 100_000  # more than there is time for
+EPOCHS = 100_000  # more than there will be time for
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Kind:
 
 
 def run(settings: Settings) -> Result:
-    """Do each kind of harm `settings.repeat` times to one cluster."""
+    """Cause each kind of fault `settings.repeat` times in one cluster."""
     series: dict[str, list[tuple[float, float]]] = {}
     with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
         for kind in _KINDS:
@@ -75,7 +75,7 @@ def _hurt_often(settings: Settings, spark: SparkSession, folder: str, kind: _Kin
 
 @contextmanager
 def fed_for_ever(spark: SparkSession, asynchronous: bool, rows: int, **options: Any) -> Iterator[Cluster]:
-    """Launch a cluster of two workers, in step or asynchronous, that trains on rows until the block is left."""
+    """Launch a cluster of two workers, synchronous or asynchronous, that trains on rows until the block ends."""
     from tfos_nb import launch
 
     if asynchronous:
@@ -102,7 +102,7 @@ def feed(cluster: Cluster, rows: Any) -> None:
 
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
-    """Hurt a node once it trains; return the seconds until that was noticed, and until the next step."""
+    """Cause a fault of a node that trains; return the seconds until it was noticed, and until the next step."""
     wait_for(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and is_whole(cluster))
     generation = cluster.snapshot().generation
     pid = next(node.pid for node in cluster.snapshot().nodes if node.node == kind.node)
@@ -115,7 +115,7 @@ def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
 
 
 def _stepped(cluster: Cluster) -> float:
-    """Return when the chief's newest process had done its first step, by its own clock; 0 if it has not."""
+    """Return the time of the first step of the chief's newest process, by its own clock; 0 before that step."""
     chief = cluster.snapshot().nodes[0]
     return chief.metrics.get("first_step", 0.0)
 
@@ -126,7 +126,7 @@ def is_whole(cluster: Cluster) -> bool:
 
 
 def wait_for(reached: Callable[[], bool]) -> None:
-    """Look until it is so."""
+    """Poll until a condition holds."""
     deadline, pause = time.monotonic() + _GIVE_UP, threading.Event()
     while not reached():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Compare epochs 2 to n, which come from the nodes' local disks, with the first, which comes from Spark."""
+"""Compare epochs 2 to n, which are read from the nodes' local disks, with the first, which comes from Spark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Result:
 
 
 def _replay_rate(passes: Passes, epoch: int) -> float:
-    """Rows a second of a replayed pass, its start included: each node by itself, then added up."""
+    """Return the rows a second of a replayed pass, including its start: the sum of each node's rate."""
     if passes.rows(epoch) != passes.rows(0):
         raise RuntimeError(f"epoch {epoch + 1} had {passes.rows(epoch)} rows, the first had {passes.rows(0)}")
     return sum(one["rows"] / (one["last"] - one["begin"]) for one in passes.of(epoch))

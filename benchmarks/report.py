@@ -1,7 +1,7 @@
 """Measure the cost of reporting in the training thread: Keras' ``fit`` with and without a node's callback.
 
-Both run in one process and alternate, with a step of about five milliseconds on this machine. ``Reporter.step`` is also
-measured alone, as a custom loop calls it. Another process reads the reports, as on a node.
+Both run in one process and alternate, with a step of about five milliseconds. ``Reporter.step`` is also measured alone,
+as a custom loop calls it. Another process reads the reports, as on a node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["run"]
 
 STEP_SECONDS = 0.005
 TURN = 20  # steps
-PAIRS = 60  # of turns, in each repetition
+PAIRS = 60  # pairs of turns, in each repetition
 CALLS = 20_000
 SHARE = 0.01
 _READER = """
@@ -78,7 +78,7 @@ class _Training:
         self.step_seconds = step
 
     def fit(self, found: dict[str, list[float]]) -> None:
-        """Add the microseconds of a step, with reports and without, in turns of some steps in one and the same fit."""
+        """Add the microseconds of a step, with reports and without, measured in turns of some steps in one fit."""
         from tfos_nb.runtime.keras.progress import progress_callback
 
         ours = progress_callback(self._reporter.step, threading.Event())
@@ -90,7 +90,7 @@ class _Training:
 
     def _plain(self) -> float:
         started = time.perf_counter()
-        self._fit(TURN, [])  # one more step, that of the beginning, to trace it
+        self._fit(TURN, [])  # has one more step, the first, which traces the graph
         began = time.perf_counter()
         self._fit(3 * TURN, [])
         return max(1e-6, (time.perf_counter() - began) - (began - started)) / (2 * TURN)
@@ -104,7 +104,7 @@ class _Training:
 
 
 def _turns(ours: Any) -> Any:
-    """Make a callback that has ours at work in every second turn, and times the turns and what ours does."""
+    """Make a callback that calls ours in half of the turns, and times the turns and our part of them."""
     import keras
 
     class Turns(keras.callbacks.Callback):
@@ -124,8 +124,8 @@ def _turns(ours: Any) -> Any:
             ours.on_epoch_begin(0)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            turn, within = divmod(batch - 1, TURN)  # the first step is nobody's
-            # without, with, with, without: so a machine that gets slower favours none.
+            turn, within = divmod(batch - 1, TURN)  # the first step belongs to no turn
+            # without, with, with, without: a machine that gets slower favours neither.
             kind = "without" if turn % 4 in (0, 3) else "with"
             if batch and kind == "with":
                 started = time.perf_counter()
@@ -143,7 +143,7 @@ def _turns(ours: Any) -> Any:
 
 
 def _bare(reporter: Reporter) -> float:
-    """Return the seconds of one call among many."""
+    """Return the mean seconds of a call."""
     started = time.perf_counter()
     for step in range(CALLS):
         reporter.step(epoch=1, epochs=3, step=step, steps=CALLS, loss=0.5, mae=0.25)
@@ -151,7 +151,7 @@ def _bare(reporter: Reporter) -> float:
 
 
 def _sent(reporter: Reporter) -> float:
-    """Return the seconds of a call that sends its report, whatever came before."""
+    """Return the mean seconds of a call that always sends its report."""
     calls = CALLS // 20
     started = time.perf_counter()
     for step in range(calls):
@@ -161,7 +161,7 @@ def _sent(reporter: Reporter) -> float:
 
 @contextmanager
 def _reporter() -> Iterator[Reporter]:
-    """A reporter whose other end is read in another process."""
+    """Yield a reporter whose reports another process reads."""
     from tfos_nb.runtime.control.reports import Reporter
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

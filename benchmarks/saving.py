@@ -24,11 +24,11 @@ __all__ = ["run"]
 TARGET = 0.97
 _ARGUMENTS = {"rows": 20_000, "batch_size": 128, "epochs": 6}
 _SECONDS = 600.0
-_KINDS = {"local path": "", "URL": "dir::file://"}  # the latter by fsspec, as if it were far away
+_KINDS = {"local path": "", "URL": "dir::file://"}  # the URL is written by fsspec, as remote storage would be
 
 
 def run(settings: Settings) -> Result:
-    """Interleave the clusters."""
+    """Measure the clusters in turns."""
     figures: dict[str, dict[str, list[float]]] = {
         kind: {"saved": [], "not saved": []} for kind in (*_KINDS, "in memory")
     }

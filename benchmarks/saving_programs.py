@@ -12,7 +12,7 @@ _WIDTH, _PIXELS, _CLASSES = 1024, 784, 10
 
 
 def turns(args: dict[str, Any], ctx: Any) -> dict[str, list[float]]:
-    """Save after every other epoch; return the seconds that an epoch took, with what it saved and without."""
+    """Save after every second epoch; return the seconds of epochs that saved and of those that did not."""
     model, rows = _build(args)
     model.fit(rows, epochs=1, verbose=0)
     seconds: dict[str, list[float]] = {"saved": [], "not saved": []}
@@ -27,7 +27,7 @@ def turns(args: dict[str, Any], ctx: Any) -> dict[str, list[float]]:
 
 
 def fit(args: dict[str, Any], ctx: Any) -> list[float]:
-    """Train as anybody does; return the seconds of each epoch but the first, with what is done between two of them."""
+    """Train by Keras' fit; return the seconds of each epoch but the first, including the time between epochs."""
     import keras
 
     model, rows = _build(args)

@@ -1,9 +1,9 @@
-"""The model of docs/scaling.md for a synchronous step, against what 1, 2 and 4 workers do on this machine's cores.
+"""Compare docs/scaling.md's model of a synchronous step with 1, 2 and 4 workers on this machine's cores.
 
 The workers are TensorFlow processes with one thread each, which train nothing: each computes the gradients of a dense
-network, and all add them up by TensorFlow's ring. How long a ring takes is fitted to two workers and two sizes; steps
-of two workers, and all of four workers, are then predicted. All workers share the cores and the loopback, and the
-prediction counts with that: it is no measurement of a network.
+network, and all add them up by TensorFlow's ring. The time of a ring is fitted to two workers and two sizes. Steps of
+two workers, and all times of four workers, are then predicted. All workers share the cores and the loopback, and the
+prediction takes this into account: it does not measure a network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["predict_ring", "run"]
 
 WORKERS = (1, 2, 4)
-SMALL, LARGE = 4 << 10, 32 << 20  # bytes that are added up
+SMALL, LARGE = 4 << 10, 32 << 20  # bytes that the ring adds up
 WIDTH, BATCH = 1024, 256
 TIMES = 30
 _SECONDS = 300.0
@@ -61,7 +61,7 @@ def run(settings: Settings) -> Result:
 
 
 def predict_ring(workers: int, size: float, latency: float, bandwidth: float) -> float:
-    """Return the seconds of a ring all-reduce: 2(N-1) turns, in each of which 1/N of the bytes goes one place on.
+    """Return the seconds of a ring all-reduce: 2(N-1) turns, each of which sends 1/N of the bytes to the next worker.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def predict_ring(workers: int, size: float, latency: float, bandwidth: float) ->
 
 
 def _fit(two: dict[str, float]) -> tuple[float, float]:
-    """Return the latency and the bandwidth of a turn, by two sizes among two workers."""
+    """Return the latency and the bandwidth of a turn, from two sizes with two workers."""
     bandwidth = (LARGE - SMALL) / (two["large"] - two["small"])
     return max(0.0, (two["small"] - SMALL / bandwidth) / 2), bandwidth
 
@@ -110,7 +110,7 @@ def _start(started: ExitStack, config: dict[str, Any], core: int) -> subprocess.
 
 
 def _worker(core: int) -> dict[str, float]:
-    """Be one of the workers, on one core."""
+    """Run one of the workers, on one core."""
     os.sched_setaffinity(0, {core})
     import tensorflow as tf
 
@@ -148,7 +148,7 @@ def _worker(core: int) -> dict[str, float]:
 
 
 def _seconds(function: Any) -> float:
-    """Return the median time of a call; all workers make as many, or the ring would hang."""
+    """Return the median time of a call; all workers make the same number of calls, or the ring would hang."""
     taken = []
     for _ in range(3 + TIMES):
         began = time.perf_counter()

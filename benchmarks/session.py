@@ -1,4 +1,4 @@
-"""Spark sessions for the measurements: executors are processes of their own, as on a cluster."""
+"""Spark sessions for the measurements: executors are separate processes, as on a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READY_SECONDS = 120.0
 def spark_session(
     cores: int = 2, memory_mb: int = 3072, settings: dict[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark with two executors, give the session when both are there, and stop it.
+    """Start Spark with two executors, yield the session when both are up, and stop it.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def spark_session(
         yield spark
     finally:
         spark.stop()
-        # Spark leaves the executors' working folders in its own installation: this one is ours alone.
+        # Spark leaves the executors' working folders in its installation: this copy is only ours.
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -17,21 +17,21 @@ class Settings:
     Parameters
     ----------
     rows : int or None
-        Rows of each shape; None: each shape's own number.
+        Rows of each shape; None: each shape's default.
     repeat : int
-        How often each figure is taken; the median counts.
+        How often each figure is measured; the median counts.
     launches : int
-        How many clusters the leak benchmark starts and closes, after two to warm up.
+        How many clusters the leak benchmark starts and closes, after two for warming up.
     lineage_rows : int or None
-        Rows that TensorFlowOnSpark takes of each shape, at most as many as the others; None: each shape's own number.
+        Rows of each shape for TensorFlowOnSpark, at most as many as `rows`; None: each shape's default.
     lineage_partitions : int
-        In how many partitions it gets them.
+        Number of partitions of TensorFlowOnSpark's rows.
     without_lineage : bool
         Leave TensorFlowOnSpark out: its environment takes minutes to install and gigabytes to keep.
     minutes : float
-        For how long a training is hurt, in the goodput benchmark.
+        How long the goodput benchmark causes faults.
     only_baselines : bool
-        Measure what the product is compared with, and not the product.
+        Measure only what tfos_nb is compared with.
     """
 
     rows: int | None = None
@@ -44,5 +44,5 @@ class Settings:
     only_baselines: bool = False
 
     def say(self, text: str) -> None:
-        """Tell whoever watches how far the run is; results go elsewhere."""
+        """Print how far the run is; results go elsewhere."""
         print(text, file=sys.stderr, flush=True)

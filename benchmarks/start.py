@@ -34,12 +34,12 @@ WARM_SECONDS = 120
 
 
 def run(settings: Settings) -> Result:
-    """Interleave the three figures, a fresh Spark session for each cold one."""
+    """Measure the three figures in turns, with a new Spark session for each cold one."""
     names = ("import", "cold_job", "warm_job", "cold_start", "warm_start", "prewarmed_start")
     figures: dict[str, list[float]] = {name: [] for name in names}
     _import_seconds()  # brings TensorFlow's files into the page cache
     with spark_session() as spark:
-        empty_job_seconds(spark)  # the driver's JVM lives through all sessions: the first one would pay for it
+        empty_job_seconds(spark)  # the driver's JVM serves all sessions: the first one would include its start
     for number in range(settings.repeat):
         figures["import"].append(_import_seconds())
         with spark_session() as spark:
@@ -84,14 +84,14 @@ def _import_seconds() -> float:
 
 
 def empty_job_seconds(spark: SparkSession) -> float:
-    """Run an empty job, and return the seconds that it took."""
+    """Run an empty job; return its seconds."""
     started = time.perf_counter()
     spark.range(0, 4, 1, 4).mapInArrow(programs.no_rows, "id long").collect()
     return time.perf_counter() - started
 
 
 def prewarm(spark: SparkSession) -> None:
-    """Warm the executors, and wait until they are."""
+    """Warm the executors, and wait until they are warm."""
     from tfos_nb.driver.prewarm import begin, look
 
     begin(spark)
@@ -103,7 +103,7 @@ def prewarm(spark: SparkSession) -> None:
 
 
 def _first_step_seconds(spark: SparkSession) -> float:
-    """Start two workers, feed them, and take the time until the later one has finished its first step."""
+    """Start two workers and feed them; return the seconds until both have done their first step."""
     from tfos_nb import launch
 
     columns = (

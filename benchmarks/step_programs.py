@@ -1,7 +1,7 @@
 """The training of the steps benchmark: the same functions in a node of a cluster, and in a process started by hand.
 
-``python -m benchmarks.step_programs NAME ARGUMENTS`` is the way by hand: TF_CONFIG says who this process is, as
-TensorFlow's guide to distributed training has it, and the steps a second are printed as JSON.
+``python -m benchmarks.step_programs NAME ARGUMENTS`` starts it by hand: TF_CONFIG says which task this process is, as
+in TensorFlow's guide to distributed training, and the steps a second are printed as JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PIXELS = 784
 
 
 def sync_in_cluster(args: dict[str, Any], ctx: Any) -> float:
-    """Be a worker of the synchronous training, in a node."""
+    """Run a worker of the synchronous training, in a node."""
     return sync_steps(args)
 
 
 def async_in_cluster(args: dict[str, Any], ctx: Any) -> float | None:
-    """Be the chief, a worker or the parameter server of the asynchronous training, in a node."""
+    """Run the chief, a worker or the parameter server of the asynchronous training, in a node."""
     if not ctx.is_chief:
         ctx.serve()
         return None
@@ -32,7 +32,7 @@ def async_in_cluster(args: dict[str, Any], ctx: Any) -> float | None:
 
 
 def sync_steps(args: dict[str, Any]) -> float:
-    """Train by tf_keras' fit, whose second epoch is timed: steps a second."""
+    """Train by tf_keras' fit; return the steps a second of its second epoch."""
     import tensorflow as tf
     import tf_keras
 
@@ -49,7 +49,7 @@ def sync_steps(args: dict[str, Any]) -> float:
 
 
 def async_steps(args: dict[str, Any], strategy: Any, coordinator: Any) -> float:
-    """Train by a coordinator's schedule, after as many steps to warm up: steps a second."""
+    """Train by a coordinator's schedule; return the steps a second, after as many steps for warming up."""
     import tensorflow as tf
 
     with strategy.scope():
@@ -116,4 +116,4 @@ if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     by_hand = {"sync": _sync_by_hand, "async": _async_by_hand}[sys.argv[1]]
     print(json.dumps(by_hand(json.loads(sys.argv[2]))), flush=True)
-    os._exit(0)  # a coordinator's threads would keep the process
+    os._exit(0)  # a coordinator's threads would keep the process alive

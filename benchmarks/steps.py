@@ -1,4 +1,4 @@
-"""Steps a second of distributed training, against the same program started by hand: TF_CONFIG, and no Spark.
+"""Compare the steps a second of distributed training with the same program started by hand, by TF_CONFIG and no Spark.
 
 Synchronous: tf_keras' ``fit`` on two workers under MultiWorkerMirroredStrategy (Keras 3's own ``fit`` does not run on
 several machines by hand). Asynchronous: a coordinator, two workers and a parameter server. The runs are interleaved;
@@ -38,7 +38,7 @@ _MAINS = {"sync": step_programs.sync_in_cluster, "async": step_programs.async_in
 
 
 def run(settings: Settings) -> Result:
-    """Interleave clusters of ours and processes by hand."""
+    """Measure our clusters and processes started by hand, in turns."""
     figures: dict[str, dict[str, list[float]]] = {kind: {"ours": [], "by hand": []} for kind in _ROLES}
     with spark_session() as spark:
         for number in range(settings.repeat):
@@ -78,7 +78,7 @@ def _in_cluster(spark: SparkSession, kind: str) -> float:
 
 
 def _by_hand(kind: str) -> float:
-    """Start the processes; the first of the first role tells its rate."""
+    """Start the processes; return the rate that the first process of the first role prints."""
     cluster = {role: [f"127.0.0.1:{port}" for port in free_ports(count)] for role, count in _ROLES[kind].items()}
     with ExitStack() as started:
         processes = [
@@ -106,7 +106,7 @@ def _start(started: ExitStack, kind: str, config: dict[str, Any]) -> subprocess.
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; by hand there is nothing better."""
+    """Return ports on which nothing listens now; without a cluster there is no better way."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

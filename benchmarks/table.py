@@ -19,7 +19,7 @@ _PACKAGES = ("tfos_nb", "pyspark", "pyarrow", "tensorflow", "keras", "numpy", "g
 
 @dataclass(frozen=True)
 class Ratio:
-    """One figure against another of the same run, and what is promised of it.
+    """One figure compared with another of the same run, and the promise about their ratio.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Ratio:
     ours, against : float
         The two figures.
     unit : str
-        Of both.
+        Unit of both figures.
     target : float or None
         The promise; None where the ratio is only for information.
     at_most : bool
@@ -44,14 +44,14 @@ class Ratio:
 
     @property
     def ratio(self) -> float:
-        """Ours as a multiple of the other; two zeros are equal."""
+        """Our figure as a multiple of the other; two zeros are equal."""
         if self.against:
             return self.ours / self.against
         return 1.0 if not self.ours else float("inf")
 
     @property
     def met(self) -> bool | None:
-        """Whether the promise is kept; None where there is none."""
+        """Whether the promise is kept; None without a promise."""
         if self.target is None:
             return None
         return self.ratio <= self.target if self.at_most else self.ratio >= self.target
@@ -68,17 +68,17 @@ class Result:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median as a float."""
+    """Return the median as a float."""
     return float(statistics.median(values))
 
 
 def document(results: Sequence[Result], settings: dict[str, Any]) -> dict[str, Any]:
-    """All results with what is needed to read them later; nothing that names the machine."""
+    """Return all results, with the details that a later reader needs; nothing in it names the machine."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **_versions()},
         "cores": os.cpu_count(),
-        # Above the number of cores: somebody else was using the machine.
+        # A load above the number of cores: other programs used the machine.
         "load_average_at_end": [round(load, 2) for load in os.getloadavg()],
         "settings": settings,
         "results": [_as_json(result) for result in results],
@@ -86,7 +86,7 @@ def document(results: Sequence[Result], settings: dict[str, Any]) -> dict[str, A
 
 
 def render(results: Sequence[Result]) -> str:
-    """The ratios as a table, with the notes under it."""
+    """Return the ratios as a table, with the notes under it."""
     head = ("benchmark", "what", "ours", "against", "unit", "ratio", "target", "")
     rows = [_cells(result.name, ratio) for result in results for ratio in result.ratios]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
@@ -131,7 +131,7 @@ def _number(value: float) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    # Numbers to the right, words to the left.
+    # Align numbers to the right, words to the left.
     aligned = [
         cell.rjust(width) if 2 <= column <= 5 and column != 4 else cell.ljust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))

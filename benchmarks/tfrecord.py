@@ -1,8 +1,8 @@
-"""TFRecord files: rows and bytes a second against TensorFlow's own Python writer and reader, and against a copy.
+"""Compare TFRecord files' rows and bytes a second with TensorFlow's own Python writer and reader, and with a copy.
 
-In one process and of one batch after another, so that neither Spark nor its executors are in the figures; then the same
-rows written and read by Spark, which has its own figures. TensorFlow writes a ``tf.train.Example`` a row through
-``tf.io.TFRecordWriter``, and reads them by ``TFRecordDataset`` and ``Example.FromString``, as its guide does.
+First, one process handles one batch after another, so that these figures contain neither Spark nor its executors. Then
+Spark writes and reads the same rows, in separate figures. TensorFlow writes one ``tf.train.Example`` a row by
+``tf.io.TFRecordWriter``, and reads them by ``TFRecordDataset`` and ``Example.FromString``, as in its guide.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["run"]
 
 TARGET = 5.0
 BATCH = 4096
-# As many rows as TensorFlow's way takes some seconds for.
+# Enough rows for some seconds of TensorFlow's way.
 ROWS = {"vectors": 20 * BATCH, "scalars": 40 * BATCH, "text": 40 * BATCH}
 THEIRS = 2 * BATCH
 _WORDS = pa.array(["spark", "tensor", "flow", "record", "executor", "a", "of", "notebook"])
 
 
 def run(settings: Settings) -> Result:
-    """Measure the codec alone, then Spark with it."""
+    """Measure the codec alone, then in Spark."""
     figures: dict[str, Any] = {}
     ratios: list[Ratio] = []
     notes: list[str] = []
@@ -60,7 +60,7 @@ def run(settings: Settings) -> Result:
 
 
 def _memory() -> str | None:
-    """A directory in memory, so that no disk is measured."""
+    """Yield a directory in memory, so that no disk is measured."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -78,11 +78,11 @@ class _Codec:
         self.reading: Reading = Reading(fields, RecordType.EXAMPLE, tuple(field.name for field in fields))
         self.ours, self.theirs, self.copy = folder / "ours", folder / "theirs", folder / "copy"
         self.bytes_each = 0.0
-        # As Python's own: TensorFlow takes these faster than NumPy's.
+        # As Python values: TensorFlow converts these faster than NumPy's.
         self.values = {one: self.batch.column(one).to_pylist() for one in self.batch.schema.names}
 
     def measure(self, settings: Settings) -> dict[str, list[float]]:
-        """Return rows a second of each way, in turns."""
+        """Return the rows a second of each way, measured in turns."""
         found: dict[str, list[float]] = {}
         ways: dict[str, tuple[Callable[[], int], int]] = {
             "write": (self._write, self.rows),
@@ -96,7 +96,7 @@ class _Codec:
                 started = time.perf_counter()
                 if function() != rows:
                     raise RuntimeError(f"{way}: not all of the {rows} rows")
-                if number:  # the first is to warm up
+                if number:  # the first one is for warming up
                     found.setdefault(way, []).append(rows / (time.perf_counter() - started))
             if number:
                 settings.say(f"tfrecord: {self.name} {number}/{settings.repeat}: {found['write'][-1]:,.0f}/s written")
@@ -104,7 +104,7 @@ class _Codec:
         return found
 
     def ratios(self, found: dict[str, list[float]]) -> list[Ratio]:
-        """Compare rows with TensorFlow's, and megabytes with a copy's."""
+        """Return the ratios of rows to TensorFlow's, and of megabytes to a copy's."""
         rate = {way: median(values) for way, values in found.items()}
         mega = self.bytes_each / 1e6
         return [
@@ -115,7 +115,7 @@ class _Codec:
         ]
 
     def note(self, found: dict[str, list[float]]) -> str:
-        """Tell where the time goes."""
+        """Return a note that says how the time divides into steps."""
         parts = ", ".join(f"{step} {seconds:.0%}" for step, seconds in self._shares().items())
         return f"{self.name}: {self.bytes_each:,.0f} bytes a row; {parts} of {len(found['write'])} runs' steps."
 
@@ -230,7 +230,7 @@ def _feature(tf: Any, value: Any) -> Any:
 
 
 def _through_spark(spark: Any, shape: Shape, settings: Settings) -> dict[str, list[float]]:
-    """Rows a second of Spark with our files, and with its own."""
+    """Return the rows a second of Spark with our files, and with its own format."""
     from tfos_nb import tfrecord
 
     rows = settings.rows or shape.rows // 4

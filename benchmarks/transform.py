@@ -49,9 +49,9 @@ OF_KERAS = 0.8  # per core
 
 @dataclass(frozen=True)
 class Subject:
-    """A model: how it is called, and how many rows it takes by default: some seconds' worth.
+    """A model: its name, and its default number of rows, which take some seconds.
 
-    A job has costs that do not grow with its rows, such as the start of tasks: with few rows these would be measured.
+    A job has costs that do not grow with its rows, such as the start of tasks. With few rows, they would dominate.
     """
 
     name: str
@@ -124,10 +124,10 @@ class Predict:
 
 @dataclass(frozen=True)
 class Slice:
-    """An Arrow UDF without a model: the first values of each row."""
+    """An Arrow UDF without a model: it returns the first values of each row."""
 
     def values(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """Give them."""
+        """Return them."""
         for batch in batches:
             rows = batch.flatten().to_numpy().reshape(len(batch), -1)
             flat = np.ascontiguousarray(rows[:, :CLASSES]).reshape(-1)
@@ -179,7 +179,7 @@ def _measure(spark: Any, subject: Subject, path: Path, settings: Settings) -> di
 
 @contextlib.contextmanager
 def _handed_over(spark: Any, records: int | None) -> Iterator[None]:
-    """Have Spark hand over so many rows at once; None: as many as it does by itself."""
+    """Set how many rows Spark hands over at once; None keeps its default."""
     if records is None:
         yield
         return
@@ -223,7 +223,7 @@ def _ways(frame: DataFrame, path: Path) -> dict[str, DataFrame]:
         for name, direct in (("udf", False), ("udf_direct", True))
     }
     model = TFModel(export_dir=str(path), input_mapping={"features": _input_of(path)}, batch_size=BATCH)
-    bare = functions.arrow_udf(Slice().values, "array<float>")  # type: ignore[attr-defined]  # PySpark writes no type for it
+    bare = functions.arrow_udf(Slice().values, "array<float>")  # type: ignore[attr-defined]  # PySpark has no type for it
     ours = model.transform(frame)
     return {
         "ours": ours,
@@ -234,7 +234,7 @@ def _ways(frame: DataFrame, path: Path) -> dict[str, DataFrame]:
 
 
 def _input_of(path: Path) -> str:
-    """Return what the model's file calls its input."""
+    """Return the name of the input in the model's file."""
     import json
     import zipfile
 
@@ -244,7 +244,7 @@ def _input_of(path: Path) -> str:
 
 
 def _rates(frame: DataFrame, rows: int) -> tuple[float, float]:
-    """Rows a second, and rows a second of processor time."""
+    """Return the rows a second, and the rows a second of processor time."""
     started, used = time.perf_counter(), _processor_seconds()
     frame.write.format("noop").mode("overwrite").save()
     return rows / (time.perf_counter() - started), rows / (_processor_seconds() - used)

@@ -1,6 +1,6 @@
-"""TensorFlowOnSpark 2.2.5's ``TFModel.transform`` with the same model on the same rows; prints one line of JSON.
+"""Measure TensorFlowOnSpark 2.2.5's ``TFModel.transform`` with the same model and rows; print one line of JSON.
 
-Runs in an environment of its own, so it imports nothing but the standard library at its top. TensorFlowOnSpark runs in
+Runs in its own environment, so it imports only the standard library at its top. TensorFlowOnSpark runs in
 its best configuration: a SavedModel whose signature is named, flat arrays, the model loaded in each Python worker
 before the clock starts. Its ``transform`` is not lazy: to find the schema, it applies the model to a whole partition.
 The rate is reported with that time and without.
@@ -49,7 +49,7 @@ def _model(place: str, column: str, batch: int) -> Any:
 
 
 def _names(place: str) -> tuple[str, str]:
-    """Return what the signature calls its input and its output."""
+    """Return the names of the signature's input and output."""
     import tensorflow as tf
 
     signature = tf.saved_model.load(place).signatures["serving_default"]

@@ -1,6 +1,6 @@
-"""The folders of tests are those of the package, and each tests the modules of the one that has its name.
+"""Tests: each folder has the name of a folder of the package, and tests its modules.
 
 ``browser``, ``cluster_managers``, ``docs``, ``end_to_end``, ``fuzz``, ``keras_parity``, ``notebooks`` and ``project``
-test what no folder of the package has to itself. Here are the tests of ``tfos_nb``'s own modules, what tests of several
-folders use, and the programs that make runs: ``ends``, ``matrix``, ``quick_java`` and ``soak``.
+test things that belong to no single folder of the package. This folder has the tests of ``tfos_nb``'s own modules,
+helpers of several folders, and the programs that ``make`` runs: ``ends``, ``matrix``, ``quick_java`` and ``soak``.
 """

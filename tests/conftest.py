@@ -1,7 +1,7 @@
-"""What the tests stand on: a Spark whose executors are processes, and scripts in processes of their own.
+"""Fixtures of all tests: a Spark whose executors are processes, and scripts in separate processes.
 
-A Python process holds one SparkContext, and this one holds ``local-cluster``; a test of ``local[N]``, of another
-configuration, or of what a fresh interpreter does, runs a script with ``run_script``.
+A Python process can hold one SparkContext, and this one holds ``local-cluster``. A test of ``local[N]``, of another
+configuration, or of a fresh interpreter runs a script with ``run_script``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ settings.register_profile("tfos_nb", deadline=None)
 settings.load_profile("tfos_nb")
 SCRIPT_SECONDS = 180
 os.environ.update(QUICK_JAVA)
-# Most sessions here start no node, or a few: tests of it take this back (test_prewarm.py).
+# Most sessions of the tests start no node or few nodes; tests of prewarming undo this (test_prewarm.py).
 os.environ.setdefault("TFOS_NB_PREWARM", "0")
-# What other processes import: this checkout, and the test modules by the names that pytest gives them.
+# Import paths of other processes: this checkout, and the test modules by the names that pytest gives them.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
-_PROCESS_BYTES = 7 << 30  # of one with a Spark, its executors, and the nodes of a cluster
+_PROCESS_BYTES = 7 << 30  # memory of a test process with Spark, its executors, and the nodes of a cluster
 
 RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Have as many processes as there are cores, and memory for each."""
+    """Return the number of test processes: one per core, if memory suffices."""
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // _PROCESS_BYTES))
 
 
@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cold(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have launch do without warm processes, where the command line says so."""
+    """Make launch start no warm processes, if the command line says so."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("cold"):
             from tfos_nb import launch
@@ -77,7 +77,7 @@ def cold(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep the records of the runs that the tests launch out of the checkout; give the directory above them."""
+    """Keep the records of the tests' runs out of the checkout; return the directory above them."""
     from tfos_nb import launch
 
     place = tmp_path_factory.mktemp("recorded")
@@ -88,7 +88,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """PySpark's own home behind links, so that executors leave their ``work`` folders here and not in site-packages."""
+    """PySpark's home with links, so that executors write their ``work`` folders here and not in site-packages."""
     home = tmp_path_factory.mktemp("spark")
     for part in Path(pyspark.__file__).parent.iterdir():
         if part.name != "work":
@@ -99,7 +99,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark(spark_home: Path) -> Iterator[SparkSession]:
-    """Two executors of two cores, each a process of its own."""
+    """A session with two executors of two cores, in separate processes."""
     with pytest.MonkeyPatch.context() as environment:
         for name, value in local_cluster.environment(spark_home).items():
             environment.setenv(name, value)
@@ -117,9 +117,9 @@ def spark(spark_home: Path) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> RunScript:
-    """Run a Python script in a process of its own, in the environment that the tests were started in.
+    """Run a Python script in a separate process, in the environment in which the tests were started.
 
-    ``environment`` changes it; None takes a variable out.
+    ``environment`` sets variables of it; None removes a variable.
     """
 
     def run(script: str, **environment: str | None) -> subprocess.CompletedProcess[str]:

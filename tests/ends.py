@@ -1,11 +1,11 @@
-"""Ends of every kind, a hundred times: nothing of a cluster may be left on the machine.
+"""End clusters in every way, a hundred times: nothing of a cluster may be left on the machine.
 
-``make ends COUNT=100``, or ``python -m tests.ends --count 100 --seed 7``: each time a program of its own starts Spark
-with executors in separate processes, a cluster with TensorBoard, and training from a feed that is kept on disk. At a
-random moment, up to half as late again as the first step, and so often before all of that has come up, it is ended in
-one of the ways below. The heartbeat limit and a few seconds later there must be no process of tfos_nb's, no TensorFlow,
-no TensorBoard, and no file of theirs; but for the directory that held the driver's end of the tunnel, where the driver
-was given no chance to remove it: its next cluster does.
+``make ends COUNT=100``, or ``python -m tests.ends --count 100 --seed 7``: each time a separate program starts
+Spark with executors in separate processes, a cluster with TensorBoard, and training from a feed that is kept on disk.
+It is ended in one of the ways below, at a random moment: at most 1.5 times as late as the first step, so often before
+everything is up. After the heartbeat timeout and a few more seconds, no process of tfos_nb, TensorFlow or TensorBoard
+may be left, and none of their files. The one exception is the directory of the driver's end of the tunnel, if the
+driver had no chance to remove it: its next cluster removes it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.local_cluster import environment
 from tests.waiting import until
 
 _HEARTBEAT = 5.0
-_AFTER = 10.0  # seconds beyond the limit: on two busy cores a process that ends takes some
+_AFTER = 10.0  # seconds after the timeout: on two busy cores, a process takes some to end
 _EARLIEST = 2.0  # seconds after the program's start
-_LATEST = 1.5  # of the time to its first step
-_SLOWEST = 180.0  # seconds to the first step; beyond it something is wrong
+_LATEST = 1.5  # times the seconds to its first step
+_SLOWEST = 180.0  # most seconds to the first step
 _MARK = "TFOS_NB_ENDS"
 
 PROGRAM = """
@@ -80,7 +80,7 @@ cluster.train(spark.range(0, 20_000, 1, 4), epochs=10_000)
 
 @dataclass(frozen=True)
 class End:
-    """How a program is ended: by which signal, whether Spark's JVM is killed too, and what SIGUSR1 has it do itself."""
+    """A way to end a program: a signal, whether Spark's JVM is killed too, and what the program does at SIGUSR1."""
 
     signal: signal.Signals | None = signal.SIGUSR1
     spark_too: bool = False
@@ -88,7 +88,7 @@ class End:
 
     @property
     def abrupt(self) -> bool:
-        """Whether the program has no moment left in which to remove what is its own."""
+        """Whether the program has no chance to remove its own files."""
         return self.signal in (signal.SIGKILL, signal.SIGTERM) or self.by_itself == "leave"
 
 
@@ -105,7 +105,7 @@ ENDS = {
 
 
 def end_once(end: End, after: float) -> tuple[int, list[str]]:
-    """Start a program and end it so after some seconds; return how much of it there was then, and what is left."""
+    """Start a program and end it after some seconds; return what of it was up by then, and what is left."""
     with _started(end) as (program, folder):
         try:
             program.wait(after)
@@ -118,7 +118,7 @@ def end_once(end: End, after: float) -> tuple[int, list[str]]:
 
 
 def seconds_to_life() -> float:
-    """Return how long a program takes here from its start to the first step."""
+    """Return the seconds from a program's start to its first step on this machine."""
     with _started(End()) as (program, folder):
         start = time.monotonic()
         lives = until(lambda: os.path.exists(f"{folder}/trains") or program.poll() is not None, _SLOWEST, every=0.1)
@@ -129,7 +129,7 @@ def seconds_to_life() -> float:
 
 @contextlib.contextmanager
 def _started(end: End) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start a program in a directory of its own; when the block is left nothing of it stays."""
+    """Start a program in a new directory; end the program and remove the directory after the block."""
     with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as folder:
         marked = {_MARK: folder, "TMPDIR": folder, "SPARK_LOCAL_DIRS": folder}
         variables = {**os.environ, **environment(Path(pyspark.__file__).parent), **marked}
@@ -140,7 +140,7 @@ def _started(end: End) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         try:
             yield program, folder
         finally:
-            program.kill()  # it may be one that goes on when its cluster has been closed
+            program.kill()  # some programs continue after their cluster was closed
             program.wait()
             for process, _ in _marked(folder):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,13 +156,13 @@ def _bring(end: End, program: subprocess.Popen[bytes], folder: str) -> None:
 
 
 def _left(folder: str, without_tunnel: bool = False) -> list[str]:
-    """Return what there is of the cluster: processes, but not the program nor Spark's own, and files, but no logs."""
+    """Return what is left of the cluster: processes except the program and Spark's, and files except logs."""
     without = ("tfos_nb-tunnel-",) if without_tunnel else ()
     modules = [(process, words[2]) for process, words in _marked(folder) if words[1:2] == ["-m"]]
     ours = [f"{process.pid} {module}" for process, module in modules if module.startswith("tfos_nb.")]
     files = [
         os.path.join(parent, name)
-        for parent, folders, names in os.walk(folder)  # which passes over what vanishes meanwhile
+        for parent, folders, names in os.walk(folder)  # it skips files that vanish meanwhile
         for name in [*folders, *names]
         if name.startswith("tfos_nb") and not name.endswith(".log") and not name.startswith(without)
     ]
@@ -170,17 +170,17 @@ def _left(folder: str, without_tunnel: bool = False) -> list[str]:
 
 
 def _marked(folder: str) -> list[tuple[psutil.Process, list[str]]]:
-    """Return all processes that the program has started, whoever is their parent by now, with their command lines."""
+    """Return all processes that the program has started, whatever their parent is now, with their command lines."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):  # the process has ended or belongs to another user
             if process.environ().get(_MARK) == folder and process.status() != psutil.STATUS_ZOMBIE:
                 found.append((process, process.cmdline()))
     return found
 
 
 def run(count: int, seed: int, at_once: int) -> int:
-    """End so many, some of them at once; return the exit code."""
+    """End this number of programs, some at the same time; return the exit code."""
     pick, kinds, left_over, in_life = random.Random(seed), Counter[str](), 0, 0
     with ThreadPoolExecutor(at_once) as pool:
         life = max(pool.map(lambda _: seconds_to_life(), range(at_once)))

@@ -1,4 +1,4 @@
-"""Programs that count the rows they are fed, and what does them harm."""
+"""Programs that count the rows they are fed, and faults that tests cause in them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ROWS = 3000
 
 
 def sum_of_ids(passes: int, rows: int = ROWS) -> int:
-    """Return what the counting programs must end with."""
+    """Return the number that the counting programs must return."""
     return passes * sum(range(rows)) % PRIME
 
 
 def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
-    """A model that only counts rows, trained by a loop of its own under a synchronous strategy.
+    """Train a model that only counts rows, by a custom loop under a synchronous strategy.
 
-    With ``args["until"]`` it ends at the epoch's end after that time, and tells how many epochs it has been through.
-    With ``args["apart"]`` the second worker sees another disk than the first, as on another host.
-    With ``args["amid"]`` it also saves its state after every so many batches, and tells how many rows it has read.
+    With ``args["until"]`` it ends at the end of the epoch after that time, and returns the number of its epochs.
+    With ``args["apart"]`` the second worker has another disk than the first, as on another host.
+    With ``args["amid"]`` it also saves its state after every so many batches, and returns how many rows it has read.
     """
     import time
 
@@ -65,7 +65,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
             if (number + 1) % args.get("amid", ROWS) == 0:
                 ctx.checkpoint(total=total, epoch=epoch, rows=read - before)
             exit_by_schedule(args, ctx, epoch + 1, number + 1)
-            threading.Event().wait(args.get("pause", 0.02))  # for somebody to do it harm
+            threading.Event().wait(args.get("pause", 0.02))  # gives a test time to cause a fault
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
         ctx.checkpoint(total=total, epoch=epoch + 1)
         if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
@@ -75,7 +75,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Exit:
-    """What happens to a node by itself, when its program has done so many batches of an epoch, in a generation."""
+    """A fault that a node causes by itself after a batch of an epoch, in a generation."""
 
     node: str
     epoch: int
@@ -85,7 +85,7 @@ class Exit:
 
 
 def exit_by_schedule(args: dict[str, Any], ctx: Any, epoch: int, batch: int) -> None:
-    """Do to this node what the schedule has for this moment."""
+    """Cause the fault that the schedule has for this node and batch."""
     now = (f"{ctx.job_name}:{ctx.task_index}", epoch, batch, ctx.generation)
     for exit in args.get("schedule", ()):
         if (exit.node, exit.epoch, exit.batch, exit.generation) == now:
@@ -98,7 +98,7 @@ def exit_by_schedule(args: dict[str, Any], ctx: Any, epoch: int, batch: int) -> 
 
 
 def slowly(seconds: float) -> Any:
-    """Return a callback that lets some time pass after each epoch, for somebody to do harm."""
+    """Return a callback that waits after each epoch, which gives a test time to cause a fault."""
     import tensorflow as tf
 
     keras: Any = tf.keras
@@ -111,9 +111,9 @@ def slowly(seconds: float) -> Any:
 
 
 def stepwise(args: dict[str, Any], ctx: Any) -> Any:
-    """Return a callback that lets some time pass after each step, and does what the schedule has for it.
+    """Return a callback that waits after each step, and causes the faults that the schedule has for it.
 
-    It knows which steps were begun, and how many were in the state that was put back: ``count`` is its own state.
+    It records which steps began, and how many the restored state had: ``count`` is its own state.
     """
     import tensorflow as tf
 
@@ -140,10 +140,10 @@ def stepwise(args: dict[str, Any], ctx: Any) -> Any:
 
 
 def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
-    """The same by Keras' fit, of Keras 3 or tf_keras; with ``args["backup"]`` by Keras' own BackupAndRestore.
+    """Count rows by the fit of Keras 3 or tf_keras; with ``args["backup"]``, by Keras' own BackupAndRestore.
 
-    It also tells which epochs were begun. With ``args["pause_step"]`` it tells how many steps the training had, with
-    which step this generation began, and the history's epochs and losses.
+    It also returns which epochs began. With ``args["pause_step"]`` it returns the number of steps of the training, the
+    first step of this generation, and the history's epochs and losses.
     """
     import tensorflow as tf
 
@@ -165,7 +165,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
-        model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))  # so that the loss does not hang on the order
+        model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))  # so that the loss does not depend on the order
     begun: list[int] = []
 
     def begin(epoch: int, logs: Any) -> None:
@@ -187,7 +187,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
 
 
 def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """A fit of one worker whose callbacks all have something to remember."""
+    """Fit on one worker with callbacks that all have state."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -227,7 +227,7 @@ def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """A linear regression with few large steps, so that its loss hardly depends on who has which rows."""
+    """Fit a linear regression with few large steps, so that its loss hardly depends on which worker has which rows."""
     import keras
     import tensorflow as tf
 
@@ -242,7 +242,7 @@ def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 class Killer(threading.Thread):
-    """Sends a signal to something of a node, once, when that node has come so far."""
+    """Sends one signal to a process of a node, once the node has read so many rows."""
 
     def __init__(
         self, cluster: Cluster, node: str, rows: int, what: Callable[[int], int], how: int = signal.SIGKILL
@@ -255,7 +255,7 @@ class Killer(threading.Thread):
         self.start()
 
     def look(self, snapshot: ClusterState) -> None:
-        """Note more of it, for a test that wants to know."""
+        """Record more of a snapshot; a subclass of a test overrides this."""
 
     def run(self) -> None:
         while not self.cluster.state.ended:
@@ -271,12 +271,12 @@ class Killer(threading.Thread):
 
 
 def itself(pid: int) -> int:
-    """Find the process of a node: it is that."""
+    """Return the process of a node itself."""
     return pid
 
 
 def its_supervisor(pid: int) -> int:
-    """Find its supervisor: its parent, or that of what has forked it, or whom that has in its name."""
+    """Find its supervisor: its parent, the parent of the warm process, or the pid in its parent's name."""
     parent = psutil.Process(pid).parent()
     assert parent is not None
     if (named := parent.name()).startswith("tfos_nb "):
@@ -285,18 +285,18 @@ def its_supervisor(pid: int) -> int:
 
 
 def its_warm_process(pid: int) -> int:
-    """Find the process that has forked it."""
+    """Find the warm process that forked it."""
     return psutil.Process(pid).ppid()
 
 
 def its_executor(pid: int) -> int:
-    """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
+    """Find the executor's JVM among the supervisor's ancestors."""
     supervisor = psutil.Process(its_supervisor(pid))
     return next(parent.pid for parent in supervisor.parents() if parent.name() == "java")
 
 
 def its_host(pid: int) -> int:
-    """Kill its supervisor and find the JVM, as if the host were gone: another executor has to start anew."""
+    """Kill its supervisor and find the JVM, as if the host were lost: another executor must start the node."""
     executor = its_executor(pid)
     os.kill(its_supervisor(pid), signal.SIGKILL)
     return executor
@@ -312,7 +312,7 @@ HARM: dict[str, tuple[Callable[[int], int], int]] = {
 
 
 def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
-    """Asynchronous training that counts on a parameter server how often each row was in a step."""
+    """Train asynchronously; count on a parameter server how often each row was in a step."""
     if not ctx.is_chief:
         return ctx.serve()
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A real Jupyter server under a base URL, with the extension, as a fixture of the tests that need one."""
+"""Fixture of a real Jupyter server under a base URL, with the extension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered."""
+    """Answer of a server."""
 
     status: int
     body: bytes
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class JupyterServer:
-    """Where it is, and where its kernels tell it of themselves."""
+    """Address of a running server, and the directory in which its kernels publish themselves."""
 
     url: str
     runtime_dir: str
@@ -44,7 +44,7 @@ class JupyterServer:
     def ask(
         self, path: str, method: str = "GET", token: str | None = TOKEN, body: bytes | None = None, **headers: str
     ) -> Answer:
-        """Ask with a token, or without any."""
+        """Send a request with a token, or without one."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
             sent["Authorization"] = f"token {token}"
@@ -71,7 +71,7 @@ def an_unused_port() -> int:
 
 @pytest.fixture(scope="module")
 def a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    """A Jupyter server under a base URL, with the extension named: an editable install enables none."""
+    """A Jupyter server under a base URL. It names the extension, since an editable install does not enable it."""
     port, folder = an_unused_port(), tmp_path_factory.mktemp("jupyter")
     url = f"http://127.0.0.1:{port}/user/alice/"
     settings = {

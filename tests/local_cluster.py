@@ -1,4 +1,4 @@
-"""A real Spark whose executors are processes of their own."""
+"""A real Spark whose executors are separate processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 """Of the classes that Spark loads; :mod:`tests.quick_java` writes it. A JVM that it does not fit does without."""
 
-# What a test does is over before the optimizing compiler has paid off; what Java says of an archive is no news.
+# A test ends before the optimizing compiler pays off; Java's warnings about an archive do not matter.
 BRIEF_JAVA = ("-XX:TieredStopAtLevel=1", "-Xlog:disable", "-Xlog:all=error:stderr")
 
 ON_LOOPBACK = {
@@ -29,9 +29,9 @@ ON_LOOPBACK = {
 
 
 def java_options(driver: str = "", executors: str = "") -> dict[str, str]:
-    """Return the variable that has the JVMs of a driver and its executors start quickly, with an option more each.
+    """Return the variable that makes the JVMs of a driver and its executors start quickly, with one more option each.
 
-    The driver's takes what begins with ``spark.`` for Spark's configuration.
+    The driver reads options that begin with ``spark.`` as Spark's configuration.
     """
     of_executors = shlex.join([*BRIEF_JAVA, *filter(None, [executors])])
     of_driver = [*BRIEF_JAVA, *filter(None, [driver]), f"-Dspark.executor.extraJavaOptions={of_executors}"]
@@ -55,7 +55,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def builder(executors: int, cores: int) -> SparkSession.Builder:
-    """Return the builder of a session with so many executors of so many slots, without a page of its own."""
+    """Return the builder of a session with this number of executors and slots, without Spark's UI."""
     found: SparkSession.Builder = SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
     for name, value in ON_LOOPBACK.items():
         found = found.config(name, value)

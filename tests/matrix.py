@@ -1,9 +1,9 @@
-"""The core tests under other versions: ``python -m tests.matrix``, or ``make matrix``.
+"""Run the core tests under other versions: ``python -m tests.matrix``, or ``make matrix``.
 
-A cell is a Python, a PySpark and a TensorFlow. Each has an environment of its own under ``build/matrix``, in which the
-checkout's wheel is installed as users install it, with little but these versions pinned; pip finds the rest. Which
-cells there are is chosen so that each version of one meets several of the others, and the oldest and the newest meet
-their like. A cell that pip cannot resolve, or whose Python is not on this machine, does not exist, and the table says
+A cell has one version of Python, PySpark and TensorFlow, and its own environment under ``build/matrix``, in which
+the checkout's wheel is installed as users install it. Little but these versions is pinned; pip finds the rest. The
+cells are chosen so that each version is tested with several of the others, the oldest with the oldest, and the newest
+with the newest. A cell that pip cannot resolve, or whose Python is not on this machine, is skipped, and the table says
 so.
 
 ::
@@ -75,12 +75,12 @@ _TESTS_NEED = ("hypothesis", "packaging", "pytest", "pyyaml", "scikit-learn", "n
 
 @dataclass(frozen=True)
 class Cell:
-    """Versions that are tried together."""
+    """Versions that are tested together."""
 
     python: str
     pyspark: str
     tensorflow: str
-    keras: str = ""  # that which pip chooses; a whole version may be one of keras-nightly
+    keras: str = ""  # the version that pip chooses; a full version may be that of a keras-nightly
 
     @property
     def name(self) -> str:
@@ -90,26 +90,26 @@ class Cell:
     @property
     def packages(self) -> tuple[str, ...]:
         pinned: tuple[str, ...] = (f"pyspark=={self.pyspark}.*",)
-        if "rc" in self.tensorflow:  # tf_keras comes later
+        if "rc" in self.tensorflow:  # tf_keras is installed later
             pinned += (f"tensorflow=={self.tensorflow}",)
         else:
             pinned += (f"tensorflow=={self.tensorflow}.*", f"tf_keras=={self.tensorflow}.*")
         if self.keras and not self.nightly:
             pinned += (f"keras=={self.keras}.*",)
-        # These want NumPy 1, which pyarrow 26 does not import any more; pip is not told.
+        # These need NumPy 1, which pyarrow 26 no longer supports; its requirements do not say so to pip.
         older = ("pyarrow<26",) if self.tensorflow in ("2.16", "2.17") else ()
         return (*pinned, *older, *_TESTS_NEED)
 
     @property
     def nightly(self) -> str:
-        """What takes the place of the Keras that TensorFlow asks for: both are the same folder."""
+        """Return the nightly that replaces the Keras that TensorFlow requires: both install into the same folder."""
         return f"keras-nightly=={self.keras}" if "dev" in self.keras else ""
 
 
 CELLS = (
     Cell("3.10", "3.5", "2.16"),
     Cell("3.10", "4.0", "2.18"),
-    Cell("3.10", "4.2", "2.21"),  # the newest of each that has Python 3.10
+    Cell("3.10", "4.2", "2.21"),  # the newest of each that supports Python 3.10
     Cell("3.11", "3.5", "2.21"),
     Cell("3.11", "4.0", "2.17"),
     Cell("3.11", "4.1", "2.19"),
@@ -119,7 +119,7 @@ CELLS = (
     Cell("3.12", "4.2", "2.18"),
     Cell("3.13", "4.1", "2.20"),
     Cell("3.13", "4.3", "2.21"),
-    Cell("3.11", "4.3", "2.21", "3.12"),  # the oldest that TensorFlow 2.21 takes
+    Cell("3.11", "4.3", "2.21", "3.12"),  # the oldest that TensorFlow 2.21 supports
     Cell("3.11", "4.3", "2.21", "3.16.0.dev2026102704"),
     Cell("3.11", "4.3", "2.22.0rc0"),
 )
@@ -131,7 +131,7 @@ def _today() -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell; ``versions`` are those that pip has chosen."""
+    """Outcome of a cell; ``versions`` are those that pip has chosen."""
 
     cell: Cell
     told: str
@@ -141,7 +141,7 @@ class Outcome:
 
     @property
     def is_well(self) -> bool:
-        """Whether tests have run and none has failed, or the cell does not exist."""
+        """Whether tests have run and none has failed, or the cell was skipped."""
         ran = re.search(r"\d+ passed", self.told) and not re.search(r"failed|error", self.told)
         return bool(ran) or self.told.startswith(_NOT_THERE)
 
@@ -152,7 +152,7 @@ class Outcome:
 
 
 def interpreter(version: str) -> str | None:
-    """Find a Python of a version: on PATH, or among pyenv's."""
+    """Find a Python of a version, on PATH or among pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     candidates = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python")))]
     say = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
@@ -164,7 +164,7 @@ def interpreter(version: str) -> str | None:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Make the wheel that all cells install; it is the same for all of them."""
+    """Build the wheel that all cells install."""
     with tempfile.TemporaryDirectory() as made:
         subprocess.run(
             [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made, str(CHECKOUT)],
@@ -175,7 +175,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def run(cell: Cell, wheel: Path, tests: Sequence[str], marks: str) -> Outcome:
-    """Make a cell's environment, and run the tests in it; what they print goes to a log beside it."""
+    """Make a cell's environment, and run the tests in it; their output goes to a log beside it."""
     folder = wheel.parent
     python = interpreter(cell.python)
     if python is None:
@@ -186,12 +186,12 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str], marks: str) -> Outcome:
         if not own.exists():
             subprocess.run([python, "-m", "venv", str(home)], check=True, stdout=out, stderr=out)
         install = [str(own), "-m", "pip", "install", "--quiet"]
-        # Not the wheel that an environment has kept; and a nightly Keras over the one that TensorFlow asks for.
+        # Replace a wheel that the environment has kept, and the Keras that TensorFlow requires by the nightly.
         of_now = [*install, "--no-deps", "--force-reinstall", *filter(None, (cell.nightly, str(wheel)))]
         commands = ([*install, "--upgrade", *cell.packages, f"{wheel}[connect]"], of_now)
         if any(subprocess.run(command, stdout=out, stderr=out, check=False).returncode for command in commands):
             return Outcome(cell, _reason(log), time.monotonic() - begun)
-        # The checkout is on PYTHONPATH for the tests' own modules; what is installed is the same, for its scripts.
+        # The checkout is on PYTHONPATH for the tests' own modules; the installed wheel is the same, for its scripts.
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYSPARK_PYTHON": str(own)}
         for name in ("PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
             environment.pop(name, None)
@@ -231,20 +231,20 @@ def _versions(python: Path) -> str:
 
 
 def chosen(only: Sequence[str]) -> Iterator[Cell]:
-    """Choose the cells that have all of some versions."""
+    """Choose the cells that have all of the given versions."""
     for cell in CELLS:
         if all(version in (cell.python, cell.pyspark, cell.tensorflow, cell.keras) for version in only):
             yield cell
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes as they are in the docs."""
+    """Return the outcomes as a table for the docs."""
     head = ["| Python | PySpark | TensorFlow | what pip chose | core tests | run |", "|---|---|---|---|---|---|"]
     return "\n".join([*head, *(outcome.row for outcome in outcomes)])
 
 
 def main() -> int:
-    """Run the cells; whether any failed."""
+    """Run the cells; return 1 if any failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="VERSION", help="cells with this version")
     parser.add_argument("--list", action="store_true", help="say which cells there are")

@@ -1,6 +1,6 @@
-"""Programs of the tests in processes of their own, forked from one that has imported TensorFlow and Keras.
+"""Run programs of the tests in processes that are forked from one that has imported TensorFlow and Keras.
 
-A file of the tests often starts four of them; each would import TensorFlow anew, for 4 to 14 s of a core.
+A test file often starts four of them. Each would otherwise import TensorFlow, which takes 4 to 14 s of a core.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _forkserver.set_forkserver_preload(["tensorflow", "keras", "tests.programs"])
 
 
 class Program:
-    """A program that runs; as much of ``subprocess.Popen`` as the tests use.
+    """A running program, with the part of ``subprocess.Popen`` that the tests use.
 
     Parameters
     ----------
     program : str
-        The path of a file, or a module.
+        Path of a file, or name of a module.
     arguments : sequence of str
-        What it finds in ``sys.argv``.
+        Its arguments in ``sys.argv``.
     environment : mapping of str to str
         Its environment variables.
     """
@@ -48,17 +48,17 @@ class Program:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended; None if it has not."""
+        """Exit code; None while it runs."""
         return self._process.exitcode
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the program."""
         self._process.kill()
         self._process.join()
         self._log.unlink(missing_ok=True)
 
     def communicate(self, timeout: float) -> tuple[str, None]:
-        """Wait until it has ended; return what it has written."""
+        """Wait until it has ended; return its output."""
         self._process.join(timeout)
         if self._log.exists():
             self.said = self._log.read_text(errors="replace")
@@ -84,7 +84,7 @@ def _run(program: str, argv: list[str], environment: dict[str, str], log: str) -
 
 
 def start(program: str | Path, *arguments: str, **environment: str) -> Program:
-    """Start a program, the path of a file or a module, with these environment variables beside those of the tests."""
+    """Start a program, a file or a module, with these variables added to the tests' environment."""
     path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
     given = {"PYTHONPATH": path, "TF_GRPC_REUSE_PORT": "1", "CUDA_VISIBLE_DEVICES": "-1", **environment}
     return Program(str(program), arguments, {**os.environ, **given})
@@ -92,7 +92,7 @@ def start(program: str | Path, *arguments: str, **environment: str) -> Program:
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[str]]:
-    """Addresses that nobody else takes while TensorFlow, told so, may."""
+    """Yield addresses whose ports are reserved: only processes that share ports, as TensorFlow here, can bind them."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -102,7 +102,7 @@ def reserved_ports(count: int) -> Iterator[list[str]]:
 
 
 def run_workers(count: int, program: str | Path, *arguments: str, deadline: float = DEADLINE) -> list[Program]:
-    """Run a program as all workers of a cluster, until all have ended; return them, with what they said."""
+    """Run a program as all workers of a cluster until all have ended; return them with their output."""
     with reserved_ports(count) as addresses, contextlib.ExitStack() as stack:
         workers = []
         for index in range(count):

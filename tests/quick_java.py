@@ -1,7 +1,7 @@
-"""An archive of Spark's classes, so that Java starts quickly: ``python -m tests.quick_java``.
+"""Make an archive of Spark's classes, with which Java starts quickly: ``python -m tests.quick_java``.
 
-Each test starts Spark anew, in three JVMs that load ten thousand classes; those that find the archive map it (class
-data sharing, https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html).
+Many tests start Spark, in three JVMs that load ten thousand classes. JVMs that find the archive map it (class data
+sharing, https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.local_cluster import ARCHIVE, environment, java_options
 
 _SECONDS = 300
 
-# Something of all that the tests have Spark do.
+# A sample of the jobs that the tests run.
 _PROGRAM = """
 import sys
 
@@ -43,7 +43,7 @@ spark.stop()
 
 
 def make_archive() -> None:
-    """Have Spark do something, and its driver write the classes down; an executor's are among them."""
+    """Run a sample of jobs, and have the driver archive its loaded classes, which include an executor's."""
     home = Path(pyspark.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         script, archive = Path(folder, "program.py"), ARCHIVE.with_suffix(".new")
@@ -62,7 +62,7 @@ def make_archive() -> None:
         shutil.rmtree(home / "work", ignore_errors=True)  # the executor's
         if ended.returncode == 0 and archive.exists():
             archive.replace(ARCHIVE)
-        else:  # a Java of few modules, for one; a Spark that does not work is for the tests to tell
+        else:  # for example, a Java with few modules; the tests will show whether Spark works
             print(f"No archive of Spark's classes, so the tests go without:\n{ended.stdout[-500:]}")
 
 

@@ -1,4 +1,4 @@
-"""Models of every kind, made once, and the rows that they know: fixtures of all folders (``tests/conftest.py``)."""
+"""Fixtures of models of every kind, made once, and of the rows that fit them (``tests/conftest.py``)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ np.savez("expected.npz", x=x, b=b,
 
 
 def make_models(folder: Path, script: str) -> Path:
-    """Run a script that saves models into a folder, in a process of its own, and return the folder."""
+    """Run a script that saves models into a folder, in a separate process; return the folder."""
     command, environment = [sys.executable, "-c", script], {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False

@@ -1,9 +1,9 @@
-"""A cluster that is hurt again and again, at random, and must still have counted every row once an epoch.
+"""Cause random faults in a cluster, again and again: it must still count every row once an epoch.
 
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
-TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end. With ``--fit`` it
-is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker; with
-``--amid 50`` the state is saved within the epochs, too.
+TensorFlow, real signals. It prints each fault and its node, and fails if the count is not exact at the end. With
+``--fit``, Keras' ``fit`` continues from state in memory. With ``--min-workers 1``, the others do not wait for a lost
+worker. With ``--amid 50``, the state is also saved within the epochs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HARM = (
 
 @dataclass
 class Harm:
-    """Does harm to a cluster, for so many seconds."""
+    """Causes faults in a cluster for some seconds."""
 
     cluster: Cluster
     seconds: float
@@ -61,7 +61,7 @@ class Harm:
     done: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Hurt it every few seconds; then let it be."""
+        """Cause a fault every few seconds, until the time is over."""
         until, never = time.monotonic() + self.seconds, threading.Event()
         while time.monotonic() < until and not self.cluster.state.ended:
             never.wait(self.pick.uniform(3, 15))
@@ -76,7 +76,7 @@ class Harm:
         try:
             os.kill(find(node.pid or 0), how)
         except (psutil.Error, ProcessLookupError, StopIteration):
-            return  # it has gone by itself just now
+            return  # it has just ended by itself
         snapshot = self.cluster.snapshot()
         self.done.append(name)
         print(f"{time.strftime('%X')} {name} of {node.node}, generation {snapshot.generation}", flush=True)
@@ -95,10 +95,10 @@ def _session() -> SparkSession:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Train, hurt, count; return the exit code."""
+    """Train, cause faults and check the count; return the exit code."""
     minutes, epochs, fit = given.minutes, given.epochs, given.fit
     pick = random.Random(given.seed)
-    if fit:  # it has no way to end by the clock on all workers at the same epoch
+    if fit:  # fit cannot end by time at the same epoch on all workers
         epochs = min(epochs, round(minutes * _FIT_EPOCHS_A_MINUTE))
     spark = _session()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Inference through a running cluster: real executors, real nodes, results in the places of their rows."""
+"""Inference through a running cluster: real executors, real nodes, each result beside its row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 1003
 
 
 def by_array(args: Any, ctx: Any) -> dict[str, Any]:
-    """Answer with arrays, a tensor among them; tell what came."""
+    """Answer with arrays and a tensor; return what came."""
     import tensorflow as tf
 
     rows, partitions = 0, set()
@@ -32,7 +32,7 @@ def by_array(args: Any, ctx: Any) -> dict[str, Any]:
 
 
 def by_list(args: Any, ctx: Any) -> list[int]:
-    """Answer as TensorFlowOnSpark's programs do; tell the sizes of the batches."""
+    """Answer as TensorFlowOnSpark's programs do; return the sizes of the batches."""
     feed = ctx.get_data_feed(train_mode=False)
     sizes = []
     while not feed.should_stop():
@@ -53,7 +53,7 @@ def frame(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def answering(spark: SparkSession) -> Iterator[Cluster]:
-    """Two nodes that answer by arrays; two slots are left for Spark's tasks."""
+    """Two nodes that answer with arrays; two slots are left for Spark's tasks."""
     cluster = launch(by_array, workers=2, spark=spark, name="answering")
     yield cluster
     cluster.close()
@@ -61,7 +61,7 @@ def answering(spark: SparkSession) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def crowded(spark: SparkSession) -> Iterator[Cluster]:
-    """As many nodes as Spark has slots, which answer by lists. Stopped before the other cluster starts."""
+    """As many nodes as Spark has slots, which answer with lists. It is closed before the other cluster starts."""
     cluster = launch(by_list, workers=4, spark=spark, name="crowded")
     yield cluster
     cluster.close()
@@ -70,12 +70,12 @@ def crowded(spark: SparkSession) -> Iterator[Cluster]:
 # --- every slot a node: TensorFlowOnSpark's usual shape -----------------------------------------------------------
 
 
-def test_an_rdd_is_answered_in_order_and_in_its_partitions(spark: SparkSession, crowded: Cluster) -> None:
+def test_an_rdd_gets_its_results_in_order_and_in_its_partitions(spark: SparkSession, crowded: Cluster) -> None:
     rdd = spark.sparkContext.parallelize([f"{number},x" for number in range(ROWS)], 5)
     answers = crowded.inference(rdd)
     found = answers.glom().collect()
     assert [[row for row, _ in partition] for partition in found] == rdd.glom().collect()
-    # The nodes' first partitions: a later job evens out what each has had, and may leave out who has had most.
+    # This holds for the nodes' first partitions: a later job evens out their rows, and may skip the node with most.
     assert {node for partition in found for _, node in partition} == {0, 1, 2, 3}
     assert [row for row, _ in answers.take(3)] == ["0,x", "1,x", "2,x"]
 
@@ -91,7 +91,7 @@ def test_rows_and_tuples_and_empty_partitions_are_answered(
 
 
 class DyingOnce:
-    """Passes rows on; its first attempt at partition 1 dies by SIGKILL in the middle."""
+    """Passes rows on; its first attempt at partition 1 kills itself by SIGKILL in the middle."""
 
     def __call__(self, rows: Any) -> Any:
         from pyspark import TaskContext
@@ -104,12 +104,12 @@ class DyingOnce:
             yield row
 
 
-def test_a_task_that_is_killed_and_run_again_gets_each_result_once(spark: SparkSession, crowded: Cluster) -> None:
+def test_a_retried_task_gets_each_result_once(spark: SparkSession, crowded: Cluster) -> None:
     rdd = spark.sparkContext.parallelize(range(8000), 2).mapPartitions(DyingOnce())
     assert [row for row, _ in crowded.inference(rdd).collect()] == list(range(8000))
 
 
-def test_the_nodes_end_when_the_driver_says_that_no_more_rows_come(spark: SparkSession, crowded: Cluster) -> None:
+def test_wait_ends_the_nodes_and_later_inference_is_refused(spark: SparkSession, crowded: Cluster) -> None:
     crowded.wait()
     sizes = crowded.results()
     assert all(size <= 100 for node in sizes.values() for size in node)
@@ -121,7 +121,7 @@ def test_the_nodes_end_when_the_driver_says_that_no_more_rows_come(spark: SparkS
 # --- DataFrames ---------------------------------------------------------------------------------------------------
 
 
-def test_a_frame_keeps_its_columns_and_gets_those_of_the_results(answering: Cluster, frame: DataFrame) -> None:
+def test_a_frame_keeps_its_columns_and_gains_those_of_the_results(answering: Cluster, frame: DataFrame) -> None:
     scored = answering.inference(frame, "twice long, pair array<float>")
     assert scored.columns == ["id", "x", "a name", "twice", "pair"]
     rows = scored.collect()
@@ -132,7 +132,7 @@ def test_a_frame_keeps_its_columns_and_gets_those_of_the_results(answering: Clus
     assert scored.orderBy("id", ascending=False).first()["twice"] == 2 * (ROWS - 1)
 
 
-def test_the_results_may_stand_alone_and_only_some_columns_be_sent(answering: Cluster, frame: DataFrame) -> None:
+def test_keep_false_returns_only_the_results_and_columns_limits_the_input(answering: Cluster, frame: DataFrame) -> None:
     alone = answering.inference(frame, "twice long, pair array<double>", columns=["id", "x"], keep=False)
     assert alone.columns == ["twice", "pair"]
     assert alone.agg({"twice": "sum"}).first()[0] == ROWS * (ROWS - 1)
@@ -151,21 +151,21 @@ def test_the_results_may_stand_alone_and_only_some_columns_be_sent(answering: Cl
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_before_anything_is_read(
+def test_invalid_arguments_are_refused_before_any_row_is_read(
     answering: Cluster, frame: DataFrame, given: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(errors.PlanError, match=told):
         answering.inference(frame, **given)
 
 
-def test_neither_a_frame_nor_an_rdd_is_refused(spark: SparkSession, answering: Cluster) -> None:
+def test_data_that_is_neither_a_frame_nor_an_rdd_is_refused(spark: SparkSession, answering: Cluster) -> None:
     with pytest.raises(errors.PlanError, match="data must be a Spark DataFrame or an RDD, got a list"):
         answering.inference([1, 2])
     with pytest.raises(errors.PlanError, match="schema and columns need a DataFrame, got an RDD"):
         answering.inference(spark.sparkContext.parallelize([1]), "y long")
 
 
-def test_a_column_that_main_does_not_give_ends_the_cluster_and_both_sides_say_so(
+def test_a_missing_result_column_ends_the_cluster_and_both_sides_report_it(
     answering: Cluster, frame: DataFrame
 ) -> None:
     scored = answering.inference(frame, "thrice long, pair array<float>")
@@ -206,7 +206,7 @@ def returning_at_once(args: Any, ctx: Any) -> str:
         ),
     ],
 )
-def test_a_wrong_number_of_results_is_told_to_both_sides(spark: SparkSession, main: Any, told: str) -> None:
+def test_a_wrong_number_of_results_is_reported_on_both_sides(spark: SparkSession, main: Any, told: str) -> None:
     cluster = launch(main, workers=1, spark=spark)
     answers = cluster.inference(spark.sparkContext.parallelize(range(100), 1))
     with pytest.raises(Exception, match=told):
@@ -220,8 +220,8 @@ def raising(args: Any, ctx: Any) -> None:
         raise ValueError("this row is bad")
 
 
-def test_a_main_that_raises_ends_the_users_job_and_its_slots_are_free(spark: SparkSession) -> None:
-    """Without three more attempts at each partition, each of which would start a Python worker."""
+def test_a_main_that_raises_ends_the_users_job_and_frees_its_slots(spark: SparkSession) -> None:
+    """The job does not retry each partition three times; each attempt would start a Python worker."""
     frame = spark.range(0, 1000, 1, 4)
     cluster = launch(raising, workers=2, spark=spark, name="bad")
     answers = cluster.inference(frame, "prediction double")
@@ -231,7 +231,7 @@ def test_a_main_that_raises_ends_the_users_job_and_its_slots_are_free(spark: Spa
     with pytest.raises(errors.NodeFailed, match="this row is bad"):
         cluster.wait()
     with pytest.raises(Exception, match="this row is bad"):
-        answers.collect()  # asked for again, when the cluster has failed
+        answers.collect()  # computed again, after the cluster has failed
     launch(returning_at_once, workers=2, spark=spark, name="next").wait()
 
 
@@ -241,8 +241,8 @@ def answering_until_the_feed_ends(args: Any, ctx: Any) -> str:
     return "done"
 
 
-def test_a_result_that_is_used_after_the_cluster_has_ended_fails_at_once_with_the_reason(spark: SparkSession) -> None:
-    """By one attempt, not by the four that Spark gives a task that fails."""
+def test_using_a_result_of_an_ended_cluster_fails_at_once_with_the_reason(spark: SparkSession) -> None:
+    """It fails by one attempt, not by the four that Spark makes of a failing task."""
     with launch(answering_until_the_feed_ends, workers=1, spark=spark, name="over") as cluster:
         late = cluster.inference(spark.range(0, 100, 1, 2), "twice long", keep=False)
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_a_result_that_is_used_after_the_cluster_has_ended_fails_at_once_with_th
     launch(returning_at_once, workers=2, spark=spark, name="next").wait()
 
 
-def test_the_doors_of_ended_clusters_give_up_their_ports(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_clusters_release_their_ports(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -262,7 +262,7 @@ def test_the_doors_of_ended_clusters_give_up_their_ports(spark: SparkSession, mo
             cluster.inference(spark.range(3), "twice long", keep=False)
 
 
-def test_the_cell_shows_the_nodes_error_not_that_of_the_cancelled_job(spark: SparkSession) -> None:
+def test_the_cell_shows_the_nodes_error_not_the_cancelled_jobs(spark: SparkSession) -> None:
     with pytest.raises(errors.NodeFailed, match="this row is bad") as told:
         with launch(raising, workers=2, spark=spark, name="bad") as cluster:
             cluster.inference(spark.range(0, 1000, 1, 4), "prediction double").collect()
@@ -273,12 +273,12 @@ def test_the_cell_shows_the_nodes_error_not_that_of_the_cancelled_job(spark: Spa
             raise KeyError("of the cell's own")
 
 
-def test_a_main_that_returns_at_once_leaves_nobody_waiting(spark: SparkSession) -> None:
+def test_inference_does_not_wait_for_a_main_that_returned(spark: SparkSession) -> None:
     with launch(returning_at_once, workers=1, spark=spark) as cluster:
         try:
             answers = cluster.inference(spark.sparkContext.parallelize(range(100), 1))
         except errors.ClusterClosed:
-            pass  # it was faster
+            pass  # main had returned already
         else:
             with pytest.raises(Exception, match="has returned|has ended|cannot be reached|was gone"):
                 answers.collect()
@@ -290,7 +290,7 @@ def sleeping(args: Any, ctx: Any) -> None:
         threading.Event().wait(0.1)
 
 
-def test_a_main_that_never_reads_is_named_after_the_timeout(spark: SparkSession) -> None:
+def test_a_main_that_never_reads_is_reported_after_the_timeout(spark: SparkSession) -> None:
     cluster = launch(sleeping, workers=1, spark=spark, feed_timeout=1.0)
     try:
         with pytest.raises(Exception, match=r"100 rows of partition 0 .* for 1 s. main has asked for none"):
@@ -318,7 +318,7 @@ def two_queues(args: Any, ctx: Any) -> dict[str, Any]:
     return {"train": rows, "valid": valid}
 
 
-def test_queues_are_fed_and_read_apart_and_a_terminated_one_is_left(spark: SparkSession) -> None:
+def test_queues_are_fed_separately_and_a_terminated_one_takes_no_more_rows(spark: SparkSession) -> None:
     queues = ["input", "valid", "ask"]
     endless = spark.range(0, 10**9, 1, 1000).selectExpr("id AS value")
     with launch(two_queues, {"rows": 5}, workers=1, spark=spark, queues=queues, buffer_bytes=10_000) as cluster:
@@ -338,7 +338,7 @@ def reads_files(args: Any, ctx: Any) -> str:
     return "it was given a feed"
 
 
-def test_a_cluster_that_reads_files_has_no_feed_on_either_side(spark: SparkSession, frame: DataFrame) -> None:
+def test_a_cluster_that_reads_files_refuses_rows_on_both_sides(spark: SparkSession, frame: DataFrame) -> None:
     with launch(reads_files, workers=1, spark=spark, input_mode="tensorflow") as cluster:
         with pytest.raises(errors.PlanError, match="input_mode='tensorflow'"):
             cluster.inference(frame, "y long")
@@ -377,5 +377,5 @@ LOCAL = """
 
 
 @pytest.mark.slow
-def test_local_spark_with_a_node_in_every_slot_answers_too(run_script: RunScript) -> None:
+def test_local_spark_with_a_node_in_every_slot_answers(run_script: RunScript) -> None:
     assert "as it should be" in run_script(LOCAL).stdout

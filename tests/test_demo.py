@@ -42,7 +42,7 @@ def demo(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_tells_the_headings_and_what_the_cells_print_and_the_figures(tmp_path: Path) -> None:
+def test_headings_output_of_cells_and_figures_are_printed(tmp_path: Path) -> None:
     file = write(tmp_path, "## First", "print('hello')", "print('again')", "## Last", SHOWS_FIGURES)
     ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -55,7 +55,7 @@ def test_tells_the_headings_and_what_the_cells_print_and_the_figures(tmp_path: P
     assert "hello" in (tmp_path / "out/small.html").read_text()
 
 
-def test_a_failing_cell_ends_it_with_the_heading_the_error_and_code_1(tmp_path: Path) -> None:
+def test_a_failing_cell_ends_the_demo_with_its_heading_the_error_and_code_1(tmp_path: Path) -> None:
     file = write(tmp_path, "## Divide", "divisor = 0\n1 / divisor", "## Never", "print('unreached')")
     ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
     assert ended.returncode == 1
@@ -67,21 +67,21 @@ def test_a_failing_cell_ends_it_with_the_heading_the_error_and_code_1(tmp_path: 
     assert executed["cells"][1]["outputs"][0]["ename"] == "ZeroDivisionError"
 
 
-def test_a_kernel_that_dies_is_said(tmp_path: Path) -> None:
+def test_a_dead_kernel_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path, "## Die", "import os; os._exit(3)")
     ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
     assert ended.returncode == 1
     assert "Die: Kernel died" in ended.stderr
 
 
-def test_a_notebook_without_figures_is_no_success(tmp_path: Path) -> None:
+def test_a_notebook_without_figures_fails(tmp_path: Path) -> None:
     file = write(tmp_path, "## Nothing", "pass")
     ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
     assert ended.returncode == 1
     assert "displayed nothing of type" in ended.stderr
 
 
-def test_a_missing_notebook_is_named_with_the_folder(tmp_path: Path) -> None:
+def test_a_missing_notebook_is_reported_with_the_folder(tmp_path: Path) -> None:
     ended = demo("--notebook", "quick.ipynb", "--out", tmp_path / "out", cwd=tmp_path)
     assert ended.returncode == 2
     assert "quick.ipynb: no such notebook in" in ended.stderr
@@ -101,7 +101,7 @@ def test_the_notebook_is_copied_and_nothing_is_overwritten(tmp_path: Path) -> No
     assert there.read_text() == "mine"
 
 
-def test_outside_the_checkout_it_has_the_notebook_all_the_same(tmp_path: Path) -> None:
+def test_the_notebook_is_found_outside_the_checkout(tmp_path: Path) -> None:
     copied = demo("--copy", "here", cwd=tmp_path)
     assert (copied.returncode, copied.stderr) == (0, "")
     there = tmp_path / "here" / "01_quickstart.ipynb"
@@ -109,7 +109,7 @@ def test_outside_the_checkout_it_has_the_notebook_all_the_same(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("option", ["--copy", "--out"])
-def test_a_file_where_a_folder_should_be_is_one_line(option: str, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_reported_in_one_line(option: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = demo("--notebook", write(tmp_path, "pass"), option, "file", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -124,7 +124,7 @@ def test_a_file_where_a_folder_should_be_is_one_line(option: str, tmp_path: Path
         ("[]", "given.md is not a notebook: its JSON has another structure"),
     ],
 )
-def test_what_is_no_notebook_is_one_line(text: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_notebook_is_reported_in_one_line(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "given.md").write_text(text)
     ended = demo("--notebook", "given.md", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -133,7 +133,7 @@ def test_what_is_no_notebook_is_one_line(text: str, told: str, tmp_path: Path) -
     assert not (tmp_path / "build").exists()
 
 
-def test_without_nbclient_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nbclient_the_demo_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nbclient", None)
     with pytest.raises(PlanError, match="nbclient is not installed: pip install jupyterlab nbclient") as refused:
         run_notebook(write(tmp_path, "pass"), tmp_path / "out", str)

@@ -1,4 +1,4 @@
-"""The tree of errors, and what they say."""
+"""The classes of errors, and their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError, either, wit
         ("MissingPackage", ImportError),
     ],
 )
-def test_every_error_is_a_tfos_error_and_what_python_calls_such(name: str, builtin: type[Exception]) -> None:
+def test_every_error_is_a_tfos_error_and_has_a_builtin_base(name: str, builtin: type[Exception]) -> None:
     kind = getattr(errors, name)
     assert issubclass(kind, TfosError)
     assert issubclass(kind, builtin)
@@ -35,11 +35,11 @@ def test_all_names_every_error_and_nothing_else() -> None:
     assert set(errors.__all__) == defined
 
 
-def test_a_notebook_shows_one_line_and_none_of_our_frames() -> None:
+def test_a_notebook_shows_one_line_without_our_frames() -> None:
     assert errors.PlanError("too few slots")._render_traceback_() == ["PlanError: too few slots"]
 
 
-def test_a_rendezvous_timeout_knows_who_never_came() -> None:
+def test_a_rendezvous_timeout_has_the_missing_nodes() -> None:
     assert RendezvousTimeout("1 of 2 came", ("worker:1",)).missing == ("worker:1",)
 
 
@@ -62,7 +62,7 @@ def test_a_failed_node_says_where_and_why_in_its_first_line(error: NodeFailed, t
     assert str(error) == text
 
 
-def test_counting_the_others_keeps_the_error_and_changes_its_words() -> None:
+def test_counting_other_failures_keeps_the_error_and_extends_its_message() -> None:
     error = NodeFailed("killed by SIGKILL", node="worker:0", host="h", signal="SIGKILL")
     counted = error.counting(3)
     assert counted is error
@@ -71,7 +71,7 @@ def test_counting_the_others_keeps_the_error_and_changes_its_words() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_errors_can_be_copied_and_pickled_as_pools_of_processes_do(copied: Callable[[TfosError], TfosError]) -> None:
+def test_errors_can_be_copied_and_pickled(copied: Callable[[TfosError], TfosError]) -> None:
     failed = NodeFailed(
         "boom", node="worker:1", host="h", executor="3", exit_code=3, remote_traceback="Trace", others=2
     )
@@ -81,7 +81,7 @@ def test_errors_can_be_copied_and_pickled_as_pools_of_processes_do(copied: Calla
     assert (str(late), vars(late)) == ("late", {"missing": ("worker:1",)})
 
 
-def test_names_are_quoted_as_a_choice_and_nouns_have_their_article() -> None:
+def test_names_are_quoted_as_alternatives_and_nouns_get_their_article() -> None:
     assert [either(["a"]), either(["a", "b"]), either(["a", "b", "c"])] == ["'a'", "'a' or 'b'", "'a', 'b' or 'c'"]
     nouns = ["an int", "an Iterator", "an RDD", "an RLock", "a list", "a Row"]
     assert [with_article(noun.split()[1]) for noun in nouns] == nouns

@@ -1,4 +1,4 @@
-"""An interrupt while a call waits: at once, but not in the middle of a question to the JVM."""
+"""Interrupts of a waiting call: raised at once, but not in the middle of a request to the JVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfos_nb.spark.session import SparkJobs, slots_busy
 from tfos_nb.state import active_clusters
 
 py4j = types.ModuleType("py4j.a_connection")
-exec(  # a function of that package's, by its globals
+exec(  # the globals make it a function of py4j
     """
 import signal, time
 def ask(then):
@@ -38,14 +38,14 @@ def ask(then):
 )
 
 
-def test_an_interrupt_is_raised_at_once_and_the_handler_before_is_put_back() -> None:
+def test_an_interrupt_is_raised_at_once_and_the_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_question_to_the_jvm_is_answered_before_the_interrupt_is_raised() -> None:
+def test_an_interrupt_waits_for_the_answer_of_the_jvm() -> None:
     said = []
     with pytest.raises(KeyboardInterrupt), interruptible():
         said.append(py4j.ask(0.2))
@@ -54,7 +54,7 @@ def test_a_question_to_the_jvm_is_answered_before_the_interrupt_is_raised() -> N
     assert said == ["answered"]
 
 
-def test_an_interrupt_that_has_waited_is_raised_at_the_latest_when_the_call_returns() -> None:
+def test_a_delayed_interrupt_is_raised_when_the_call_returns_at_the_latest() -> None:
     asked: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
     try:
@@ -66,7 +66,7 @@ def test_an_interrupt_that_has_waited_is_raised_at_the_latest_when_the_call_retu
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_jvm_that_does_not_answer_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_does_not_wait_for_a_jvm_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfos_nb.interrupts._PATIENCE", 0.3)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interruptible():
@@ -82,18 +82,18 @@ def take_slowly(args: Any, ctx: Any) -> None:
 
 
 def take_and_wait(args: Any, ctx: Any) -> None:
-    """End when the cluster is stopped, and not before."""
+    """Take rows slowly, then end when the cluster is stopped."""
     take_slowly(args, ctx)
     until_it_should_stop(args, ctx)
 
 
 def late(rows: Iterator[Any]) -> Iterator[Any]:
-    """Rows that come when train() has looked once what holds them up."""
+    """Return the rows after train() has checked once why none come."""
     time.sleep(5.0)
     return rows
 
 
-def test_an_interrupt_while_train_asks_spark_starts_no_job_again(
+def test_an_interrupt_while_train_asks_spark_does_not_restart_a_job(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, in_time = [], Classic.in_time
@@ -116,7 +116,7 @@ def test_an_interrupt_while_train_asks_spark_starts_no_job_again(
         time.sleep(0.05)
 
 
-def test_a_job_is_known_before_it_begins(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_registered_before_it_begins(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(thread: Any) -> None:
         raise KeyboardInterrupt
 
@@ -135,7 +135,7 @@ def until_it_should_stop(args: Any, ctx: Any) -> None:
 
 
 def interrupted_after(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the interrupt come when a method has asked the JVM: it is raised where the public call ends."""
+    """Send the interrupt after a method's request to the JVM: it is raised where the public call ends."""
     asked = getattr(owner, name)
 
     def and_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ def interrupted_after(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("wait_until_up", [False, True])
-def test_an_interrupt_of_launch_leaves_no_cluster_that_nobody_holds(
+def test_an_interrupt_of_launch_leaves_no_cluster_behind(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, wait_until_up: bool
 ) -> None:
     interrupted_after(Cluster, "start", monkeypatch)
@@ -170,7 +170,9 @@ def test_an_interrupt_at_the_end_of_train_stops_the_cluster(
         cluster.train(spark.range(0, 40, 1, 4))
 
 
-def test_an_interrupt_of_scale_comes_when_spark_was_asked(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_of_scale_is_raised_after_the_request_to_spark(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with launch(until_it_should_stop, spark=spark, workers=1, restarts=1, name="wider", grace=10) as cluster:
         interrupted_after(ClusterController, "scale", monkeypatch)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Manifests with a user's own values: what changes, what stays, and what is refused."""
+"""Manifests with a user's own values: what changes, what does not, and what is refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def settings(made: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("values", [Values("n", "i"), OWN])
-def test_kubernetes_knows_every_field(values: Values, version: str) -> None:
+def test_manifests_are_valid_for_kubernetes(values: Values, version: str) -> None:
     made = objects(values)
     for one in made.values():
         kubernetes_validate.validate(one, version, strict=True)
@@ -57,7 +57,7 @@ def test_kubernetes_knows_every_field(values: Values, version: str) -> None:
         kubernetes_validate.validate(yaml.safe_load(text), version, strict=True)
 
 
-def test_without_values_of_ones_own_all_is_as_in_the_docs() -> None:
+def test_default_values_give_the_manifests_of_the_docs() -> None:
     made = objects(Values("training", "registry.example/tfos-nb:1"))
     assert len(made) == len(as_kustomize_renders())
     for theirs in copy.deepcopy(as_kustomize_renders()):
@@ -72,7 +72,7 @@ def test_without_values_of_ones_own_all_is_as_in_the_docs() -> None:
         assert ours == theirs
 
 
-def test_each_value_is_where_it_belongs() -> None:
+def test_each_value_is_in_its_field() -> None:
     made = objects(OWN)
     assert made["Namespace", "training"]["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     assert made["RoleBinding", "tfos-nb"]["subjects"][0]["namespace"] == "training"
@@ -117,12 +117,12 @@ def test_each_value_is_where_it_belongs() -> None:
         ({"conf": {"executor.cores": "4"}}, "--conf executor.cores: must be a setting of Spark's"),
     ],
 )
-def test_a_value_that_kubernetes_or_spark_would_refuse_is_refused(given: dict[str, Any], told: str) -> None:
+def test_values_that_kubernetes_or_spark_would_refuse_are_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         Values(**{"namespace": "n", "image": "i", **given})
 
 
-def test_the_command_prints_yaml_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_yaml_or_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["kubernetes", "render", "--namespace", "n", "--image", "i:1", "--conf", "spark.sql.shuffle.partitions=8"]
     assert main(command) == 0
     made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(capsys.readouterr().out)}

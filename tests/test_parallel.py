@@ -1,4 +1,4 @@
-"""Programs that run on their own, forked from the application's warm process or in fresh interpreters."""
+"""Independent programs, forked from the application's warm process or in fresh interpreters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfos_nb.errors import NodeFailed, PlanError
 
 
 def describe(args: Any, ctx: Any) -> dict[str, Any]:
-    """What a program finds."""
+    """Return what a program finds in its process."""
     forker = os.getppid()
     return {
         "imported": "tensorflow" in sys.modules,
@@ -37,7 +37,7 @@ def describe(args: Any, ctx: Any) -> dict[str, Any]:
     }
 
 
-def test_a_program_is_forked_and_finds_what_a_fresh_one_finds(spark: SparkSession) -> None:
+def test_a_forked_program_has_the_same_environment_as_a_fresh_one(spark: SparkSession) -> None:
     forked = parallel.run(describe, nodes=3, spark=spark, env={"MINE": "1"})
     fresh = parallel.run(describe, nodes=1, spark=spark, env={"MINE": "1"}, warm=False)
     assert [one["imported"] for one in (*forked, *fresh)] == [True, True, True, False]
@@ -50,7 +50,7 @@ def test_a_program_is_forked_and_finds_what_a_fresh_one_finds(spark: SparkSessio
     assert not psutil.pid_exists(forked[0]["forker"])
 
 
-def test_what_a_forked_program_wrote_and_how_it_died_is_told(spark: SparkSession) -> None:
+def test_a_failed_forked_program_is_reported_with_its_output_and_its_exit(spark: SparkSession) -> None:
     def dies(args: Any, ctx: Any) -> None:
         print("its last words")
         sys.stdout.flush()
@@ -66,7 +66,7 @@ def test_what_a_forked_program_wrote_and_how_it_died_is_told(spark: SparkSession
         parallel.run(ends, nodes=1, spark=spark)
 
 
-def test_the_next_program_starts_where_the_warm_process_was_killed(spark: SparkSession) -> None:
+def test_a_program_starts_after_the_warm_process_was_killed(spark: SparkSession) -> None:
     def kills(args: Any, ctx: Any) -> int:
         server = its_warm_process(os.getppid())
         os.kill(server, signal.SIGKILL)
@@ -76,12 +76,12 @@ def test_the_next_program_starts_where_the_warm_process_was_killed(spark: SparkS
         return not psutil.pid_exists(killed) or psutil.Process(killed).status() == psutil.STATUS_ZOMBIE
 
     (killed,) = parallel.run(kills, nodes=1, spark=spark)
-    assert until(has_ended)  # until then its socket may still accept, and the program imports TensorFlow by itself
+    assert until(has_ended)  # before, its socket may still accept, and the program would import TensorFlow by itself
     (found,) = parallel.run(describe, nodes=1, spark=spark)
     assert found["imported"]
     assert found["parent"] != killed
 
 
-def test_warm_is_true_or_false(spark: SparkSession) -> None:
+def test_warm_must_be_true_or_false(spark: SparkSession) -> None:
     with pytest.raises(PlanError, match="warm must be True or False, got 'no'"):
         parallel.run(describe, nodes=1, spark=spark, warm="no")  # type: ignore[arg-type]

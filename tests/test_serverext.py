@@ -1,4 +1,4 @@
-"""The Jupyter server extension, in a real Jupyter server: whoever is logged in reaches the kernel, nobody else."""
+"""The Jupyter server extension in a real Jupyter server: only logged-in users reach the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOBODYS = "0123456789ab"
 
 
 class EndedCluster:
-    """A cluster of this kernel that has ended: what the endpoint asks of one."""
+    """An ended cluster of this kernel, with the methods that the endpoint calls."""
 
     tensorboard_socket = ""
 
@@ -70,7 +70,7 @@ class EndedCluster:
 
 @pytest.fixture
 def runtime_dir(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """This process is a kernel of that server."""
+    """Make this process a kernel of that server; return its runtime directory."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", a_server.runtime_dir)
     return a_server.runtime_dir
 
@@ -82,7 +82,7 @@ def endpoint(runtime_dir: str) -> Iterator[Endpoint]:
     made.close()
 
 
-def test_says_its_version_to_whoever_has_the_token(a_server: JupyterServer) -> None:
+def test_the_version_is_given_to_requests_with_the_token(a_server: JupyterServer) -> None:
     answer = a_server.ask("tfos-nb/api/version")
     assert (answer.status, json.loads(answer.body)) == (200, {"version": tfos_nb.__version__})
 
@@ -99,14 +99,14 @@ def test_says_its_version_to_whoever_has_the_token(a_server: JupyterServer) -> N
         f"tb/{NOBODYS}",
     ],
 )
-def test_says_nothing_to_anybody_else(a_server: JupyterServer, path: str, token: str | None) -> None:
+def test_requests_without_the_token_are_refused(a_server: JupyterServer, path: str, token: str | None) -> None:
     answer = a_server.ask(f"tfos-nb/{path}", token=token)
     assert answer.status in (302, 401, 403)
     assert answer.status != 302 or "/login?" in answer.headers["Location"]
     assert tfos_nb.__version__ not in answer.text
 
 
-def test_stops_a_cluster_each_time_it_is_asked(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_each_stop_request_reaches_the_cluster(a_server: JupyterServer, endpoint: Endpoint) -> None:
     cluster = EndedCluster("aaaabbbbcccc")
     endpoint.serve(cluster)
     said = [json.loads(a_server.ask(f"tfos-nb/api/clusters/{cluster.id}/stop", "POST").body)["said"] for _ in range(2)]
@@ -114,7 +114,7 @@ def test_stops_a_cluster_each_time_it_is_asked(a_server: JupyterServer, endpoint
 
 
 def test_another_site_cannot_stop_a_cluster(a_server: JupyterServer, endpoint: Endpoint) -> None:
-    """A page elsewhere can make a browser send its cookies, but not the header that Jupyter wants beside them."""
+    """Another site's page can make a browser send its cookies, but not the header that Jupyter also requires."""
     cluster = EndedCluster("aaaabbbbdddd")
     endpoint.serve(cluster)
     answer = a_server.ask(f"tfos-nb/api/clusters/{cluster.id}/stop", "POST", token=None, Cookie="_xsrf=1")
@@ -123,22 +123,22 @@ def test_another_site_cannot_stop_a_cluster(a_server: JupyterServer, endpoint: E
 
 
 @pytest.mark.parametrize("path", ["..%2fstop", "..%2f..%2faaaabbbbddde%2fstop", "%2e%2e%2fstop", "x%2f..%2f..%2fstop"])
-def test_tensorboards_way_leads_nowhere_else(a_server: JupyterServer, endpoint: Endpoint, path: str) -> None:
-    """There Jupyter's check against other sites is off, since TensorBoard's own requests could not pass it."""
+def test_the_path_to_tensorboard_leads_nowhere_else(a_server: JupyterServer, endpoint: Endpoint, path: str) -> None:
+    """On this path, Jupyter's check against other sites is off, since TensorBoard's own requests would fail it."""
     cluster = EndedCluster("aaaabbbbddde", "/tmp")
     endpoint.serve(cluster)
     assert a_server.ask(f"tfos-nb/tb/{cluster.id}/{path}", "POST").status == 404
     assert cluster.stops == 0
 
 
-def test_gives_a_nodes_lines_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_a_nodes_log_lines_are_returned_as_json(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbbeeee"))
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeee/log?node=worker%3A0")
     assert json.loads(answer.body) == {"lines": [[1.5, "worker:0", "<script>alert(1)</script>"]]}
     assert answer.headers["Content-Type"].startswith("application/json")
 
 
-def test_gives_a_charts_numbers_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_a_charts_numbers_are_returned_as_json(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbbeee1"))
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeee1/curves?metric=loss&by=step&node=worker%3A0")
     told = json.loads(answer.body)
@@ -147,7 +147,7 @@ def test_gives_a_charts_numbers_as_data(a_server: JupyterServer, endpoint: Endpo
     assert a_server.ask("tfos-nb/api/clusters/aaaabbbbeee1/curves?node=ps%3A7").status == 404
 
 
-def test_gives_the_nodes_stacks_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_the_nodes_stacks_are_returned_as_json(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbbeee2", status=ClusterStatus.RUNNING))
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeee2/stacks")
     assert json.loads(answer.body) == {"stacks": {"worker:0": 'Thread (main)\n  File "train.py", line 3 in main'}}
@@ -156,24 +156,24 @@ def test_gives_the_nodes_stacks_as_data(a_server: JupyterServer, endpoint: Endpo
     assert json.loads(answer.body) == {"message": "cluster mnist has ended"}
 
 
-def test_an_unknown_node_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_an_unknown_node_is_refused_by_name(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbbeeef"))
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeef/log?node=worker%3A9")
     assert (answer.status, "worker:9" in answer.text) == (404, True)
 
 
-def test_a_cluster_that_nobody_published_is_not_found(a_server: JupyterServer) -> None:
+def test_an_unpublished_cluster_is_not_found(a_server: JupyterServer) -> None:
     assert a_server.ask(f"tfos-nb/tb/{NOBODYS}/").status == 404
     assert a_server.ask(f"tfos-nb/api/clusters/{NOBODYS}/stop", "POST").status == 404
 
 
 @pytest.mark.parametrize("name", ["..%2f..%2fetc", "UPPERCASE", "short", "a" * 65, "aaaa%00bbbb"])
-def test_what_is_no_id_reaches_no_file(a_server: JupyterServer, name: str) -> None:
+def test_an_invalid_id_reads_no_file(a_server: JupyterServer, name: str) -> None:
     assert a_server.ask(f"tfos-nb/tb/{name}/data").status == 404
 
 
-def test_says_that_the_kernel_has_ended(a_server: JupyterServer, runtime_dir: str, run_script: RunScript) -> None:
-    """The file of a kernel that was killed stays; the page says what happened, and does not wait."""
+def test_an_ended_kernel_is_reported(a_server: JupyterServer, runtime_dir: str, run_script: RunScript) -> None:
+    """A killed kernel leaves its file; the page says that the kernel has ended, and does not wait."""
     run_script(
         """
         import os
@@ -187,46 +187,46 @@ def test_says_that_the_kernel_has_ended(a_server: JupyterServer, runtime_dir: st
     assert a_server.ask("tfos-nb/api/clusters/deadbeefdead/stop", "POST").status == 410
 
 
-def test_the_files_are_this_users_alone(endpoint: Endpoint, runtime_dir: str) -> None:
+def test_files_are_accessible_only_to_their_user(endpoint: Endpoint, runtime_dir: str) -> None:
     endpoint.serve(EndedCluster("aaaabbbbffff"))
     file = os.path.join(runtime_dir, "tfos_nb", "aaaabbbbffff.json")
     for path in (file, os.path.dirname(file), endpoint.socket, os.path.dirname(endpoint.socket)):
         assert os.stat(path).st_mode & 0o077 == 0, path
 
 
-def test_a_file_that_says_another_id_is_not_believed(runtime_dir: str) -> None:
+def test_a_file_with_another_id_is_ignored(runtime_dir: str) -> None:
     connection.publish(Place("aaaabbbb0000", "mnist", "/tmp/x", 1))
     folder = os.path.join(runtime_dir, "tfos_nb")
     os.rename(os.path.join(folder, "aaaabbbb0000.json"), os.path.join(folder, "aaaabbbb1111.json"))
     assert connection.find("aaaabbbb1111") is None
 
 
-def test_a_log_directory_that_is_elsewhere_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_a_log_directory_on_another_machine_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbb2222", "/no/such/<i>logs</i>"))
     answer = a_server.ask("tfos-nb/tb/aaaabbbb2222/")
     assert answer.status == 404
     assert "/no/such/&lt;i&gt;logs&lt;/i&gt; is not on the kernel" in answer.text
 
 
-def test_a_cluster_that_starts_has_the_page_ask_again(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_the_page_of_a_starting_cluster_refreshes_itself(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbb3333", "/tmp", ClusterStatus.STARTING))
     answer = a_server.ask("tfos-nb/tb/aaaabbbb3333/")
     assert (answer.status, 'http-equiv="refresh"' in answer.text) == (503, True)
     assert "<b>mnist" not in answer.text
 
 
-def test_without_tensorboard_the_page_says_how_to_have_it(a_server: JupyterServer, endpoint: Endpoint) -> None:
+def test_the_page_says_how_to_launch_with_tensorboard(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbb4444"))
     answer = a_server.ask("tfos-nb/tb/aaaabbbb4444/")
     assert (answer.status, "--tensorboard" in answer.text) == (404, True)
 
 
-def test_the_address_without_its_slash_leads_to_the_one_with_it(a_server: JupyterServer) -> None:
+def test_an_address_without_its_last_slash_is_redirected(a_server: JupyterServer) -> None:
     answer = a_server.ask(f"tfos-nb/tb/{NOBODYS}?x=1")
     assert (answer.status, answer.headers["Location"]) == (302, f"/user/alice/tfos-nb/tb/{NOBODYS}/")
 
 
-def test_shows_the_logs_of_a_cluster_that_has_ended(
+def test_the_logs_of_an_ended_cluster_are_shown(
     a_server: JupyterServer, endpoint: Endpoint, tmp_path: os.PathLike[str]
 ) -> None:
     logs = os.path.join(tmp_path, "logs", "run1")
@@ -272,8 +272,8 @@ def test_two_pages_at_once_share_one_tensorboard(
     assert len(endpoint._boards) == 1
 
 
-def test_files_of_another_machines_kernels_go_by_their_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home directory may be several hosts': nobody here can tell whether a process there lives."""
+def test_files_of_another_machines_kernels_are_removed_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several hosts may share a home directory: a process on another host cannot be checked here."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(connection, "_KEPT_FILES", 0)
     theirs = Place("aaaabbbb1111", "theirs", "/tmp/nowhere", 1 << 22, "another-machine")
@@ -290,7 +290,7 @@ def test_files_of_another_machines_kernels_go_by_their_age(tmp_path: Path, monke
     assert sorted(file.stem for file in folder.glob("*.json")) == ["aaaabbbb3333"]
 
 
-def test_tensorboards_that_nobody_asks_for_end_and_start_again_when_somebody_does(
+def test_idle_tensorboards_end_and_start_again_on_request(
     a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfos_nb.jupyter.endpoint._BOARDS", 1)
@@ -312,7 +312,7 @@ def test_tensorboards_that_nobody_asks_for_end_and_start_again_when_somebody_doe
     assert a_server.ask("tfos-nb/tb/aaaabbbb8888/data/environment").status == 200, "it starts again"
 
 
-def test_clusters_that_ended_long_ago_are_forgotten(
+def test_only_the_last_ended_clusters_are_kept(
     a_server: JupyterServer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfos_nb.jupyter.endpoint._ENDED_KEPT", 2)
@@ -324,8 +324,8 @@ def test_clusters_that_ended_long_ago_are_forgotten(
     assert found == [200, 404, 200, 200, 200]
 
 
-def test_who_asks_stays_at_the_server() -> None:
-    """Of every header that can carry a secret, none goes on to the kernel, or from it to Jupyter's origin."""
+def test_credentials_are_not_passed_on() -> None:
+    """No header that can hold a secret is passed to the kernel, or from it to Jupyter's origin."""
     secrets = dict.fromkeys(("Cookie", "Authorization", "X-XSRFToken", "Proxy-Authorization", "Referer"), "secret")
     assert connection.passed_on({"Accept": "*/*", **secrets}) == {"Accept": "*/*"}
     assert connection.answered({"Set-Cookie": "a=1", "Connection": "close", "ETag": "x"}) == {"ETag": "x"}
@@ -335,7 +335,7 @@ def test_who_asks_stays_at_the_server() -> None:
     )
 
 
-def test_loads_neither_spark_nor_tensorflow_into_the_server(run_script: RunScript) -> None:
+def test_the_extension_imports_neither_spark_nor_tensorflow(run_script: RunScript) -> None:
     said = run_script(
         """
         import sys
@@ -346,7 +346,7 @@ def test_loads_neither_spark_nor_tensorflow_into_the_server(run_script: RunScrip
     assert said == f"[]{os.linesep}"
 
 
-def test_a_cluster_that_has_ended_is_kept_by_its_last_words_alone(endpoint: Endpoint) -> None:
+def test_only_the_final_state_of_an_ended_cluster_is_kept(endpoint: Endpoint) -> None:
     first = EndedCluster("0123456789ab")
     lines = first.log_lines("", 50)
     gone = weakref.ref(first)
@@ -362,7 +362,7 @@ def test_a_cluster_that_has_ended_is_kept_by_its_last_words_alone(endpoint: Endp
     assert gone() is None, "its results and its history would stay with it"
 
 
-def test_what_hangs_up_on_sockets_that_are_gone_may_do_so_twice_at_once(endpoint: Endpoint) -> None:
+def test_sessions_of_missing_sockets_can_be_closed_twice_at_once(endpoint: Endpoint) -> None:
     async def twice() -> list[None]:
         for number in range(3):
             endpoint._session(f"/no/such/{number}", lambda n=number: aiohttp.UnixConnector(f"/no/such/{n}"))

@@ -1,4 +1,4 @@
-"""What tests need of the versions that they run under."""
+"""Marks of tests that need certain versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting in a test for what another process or thread does, of which no event tells."""
+"""Wait in a test for another process or thread that sets no event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["until"]
 
 
 def until(reached: Callable[[], object], seconds: float = 30.0, every: float = 0.02) -> bool:
-    """Look again and again whether something has come about, for so long at the most; say whether it has."""
+    """Poll until a condition holds or the time is over; return whether it holds."""
     deadline, never = time.monotonic() + seconds, threading.Event()
-    while not reached():  # the look that found it is the answer: by the next one it may have passed
+    while not reached():  # return at once: the condition may not hold any more at the next check
         if time.monotonic() >= deadline:
             return False
         never.wait(every)

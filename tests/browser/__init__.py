@@ -1,1 +1,1 @@
-"""A real browser in a real JupyterLab: what its user sees and presses while cells train."""
+"""Tests in a real browser with a real JupyterLab: what its user sees and presses while cells train."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BASE = "/user/alice/"
 SECONDS = 90
-# What JupyterLab itself, and the browser, say without our doing.
+# Messages of JupyterLab itself and of the browser.
 NOT_OURS = re.compile(
     r"favicon|third-party cookie|\[Deprecation\]|was preloaded using link preload|GPU stall|Slow network is detected"
     r"|api/me|Permissions policy violation|ResizeObserver|news|extensionmanager"
@@ -56,12 +56,12 @@ def main(args, ctx):
 
 
 def fit(pause: float = 0.02, epochs: int = 4) -> str:
-    """Write a program that fits slowly enough to be watched."""
+    """Return a program that fits slowly enough to be watched."""
     return FIT.format(pause=pause, epochs=epochs)
 
 
 class Lab:
-    """A JupyterLab of one test module, in a folder of its own."""
+    """A JupyterLab of one test module, in a separate folder."""
 
     extensions: ClassVar[dict[str, bool]] = {"tfos_nb.serverext": True, "jupyterlab": True}
 
@@ -107,7 +107,7 @@ class Lab:
         try:
             self._server.wait(30)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+            with contextlib.suppress(ProcessLookupError):  # no process of it is left
                 os.killpg(self._server.pid, signal.SIGKILL)
             self._output.close()
 
@@ -123,7 +123,7 @@ class Lab:
 
 
 class Tab:
-    """A page of the browser with a notebook in it; what goes wrong in it is kept."""
+    """A browser page with a notebook; it records errors of the page."""
 
     def __init__(self, context: BrowserContext, lab: Lab) -> None:
         self.lab = lab
@@ -143,7 +143,7 @@ class Tab:
             self.complaints.append(text)
 
     def _true_of_tensorboard(self, text: str) -> bool:
-        """Whether it is an answer that is an error, and rightly: it is not up yet, or its kernel is shut down."""
+        """Whether it is an expected error of TensorBoard: it is not up yet, or its kernel is shut down."""
         answers = ["503", "502", "410"] if self.kernel_ends else ["503"]
         return "/tfos-nb/tb/" in text and any(f"status of {answer}" in text for answer in answers)
 
@@ -154,7 +154,7 @@ class Tab:
                 self.failed.append(f"{response.status} {response.url}")
 
     def open(self, name: str) -> Tab:
-        """Open a notebook alone, without what other tests have left open."""
+        """Open a notebook alone, without tabs that other tests left open."""
         self.page.goto(f"{self.lab.url}lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
         self.page.wait_for_function("window.jupyterapp !== undefined")
         self.page.evaluate("jupyterapp.restored")
@@ -168,7 +168,7 @@ class Tab:
         )
 
     def command(self, name: str) -> None:
-        """Run a command of JupyterLab's, and do not wait for its end."""
+        """Start a command of JupyterLab, and do not wait for its end."""
         self.page.evaluate("name => { jupyterapp.commands.execute(name) }", name)
 
     def run_all(self) -> Tab:
@@ -177,7 +177,7 @@ class Tab:
         return self
 
     def reload(self) -> None:
-        """Load the page anew, as a user does who presses F5."""
+        """Reload the page, as a user does by F5."""
         self.page.reload()
         self.page.wait_for_function("window.jupyterapp !== undefined")
         self.page.evaluate("jupyterapp.restored")
@@ -189,18 +189,18 @@ class Tab:
 
     @property
     def panel(self) -> Locator:
-        """The live panel or its snapshot, of the newest cluster."""
+        """The newest cluster's live panel or its snapshot."""
         return self.page.locator(".tfos-panel").last
 
     def until_idle(self) -> None:
-        """Wait until the kernel has done all."""
+        """Wait until the kernel has run all cells."""
         self.page.wait_for_function(
             "jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle' &&"
             "![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
         )
 
     def output(self, number: int) -> str:
-        """Return what a cell shows as text."""
+        """Return a cell's output as text."""
         return self.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea").inner_text()
 
 
@@ -231,7 +231,7 @@ def context(browser: Browser, lab: Lab) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def open_tab(request: pytest.FixtureRequest, context: BrowserContext, lab: Lab) -> Iterator[Callable[..., Tab]]:
-    """Write a notebook and open it; at the end its kernel is shut down, and nothing may have gone wrong in the page."""
+    """Write a notebook and open it; at the end shut down its kernel, and check that the page had no errors."""
     tabs: list[Tab] = []
 
     def open_it(name: str, *cells: str) -> Tab:
@@ -241,7 +241,7 @@ def open_tab(request: pytest.FixtureRequest, context: BrowserContext, lab: Lab) 
         return tabs[-1]
 
     yield open_it
-    for number, tab in enumerate(tabs):  # to be looked at where a test has failed
+    for number, tab in enumerate(tabs):  # a picture to look at after a failed test
         tab.page.screenshot(path=lab.folder / f"{request.node.name}-{number}.png")
     for tab in tabs:
         tab.kernel_ends = True

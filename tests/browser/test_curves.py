@@ -1,4 +1,4 @@
-"""Curves and displays in JupyterLab: a chart while the cell blocks, over a recovery, and what the saved file keeps."""
+"""Curves and displays in JupyterLab: a chart while the cell blocks, over a recovery, and in the saved file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(args, ctx):
 
 
 def fit(epochs: int, pause: float, lost: int = -1) -> str:
-    """Write the cell; worker:1 is lost once, when the epoch with the index ``lost`` begins."""
+    """Return the cell; worker:1 is lost once, when the epoch with the index ``lost`` begins."""
     return FIT.format(epochs=epochs, pause=pause, lost=lost)
 
 
@@ -67,7 +67,7 @@ def open_chart(tab: Tab, metric: str = "Loss") -> None:
 
 
 def use_theme(page: Page, name: str) -> None:
-    """Change JupyterLab's theme, and wait until its splash is gone, which lies over the page meanwhile."""
+    """Change JupyterLab's theme, and wait until its splash screen no longer covers the page."""
     page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {name}'}})")
     expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(name == "Light").lower())
     expect(page.locator("#jupyterlab-splash")).to_have_count(0)
@@ -83,7 +83,7 @@ def photograph(tab: Tab, name: str, cell: int = 1) -> None:
     assert abs(height - shown[1]) <= 60, f"docs/pictures/{name} is of another panel: make pictures"
 
 
-def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, lab: Lab) -> None:
+def test_a_chart_shows_a_real_training_while_its_cell_blocks_the_kernel(open_tab: OpenTab, lab: Lab) -> None:
     tab = open_tab("curves.ipynb", DIGITS, fit(14, 0.02, lost=6), "digits", "digits.history", "digits.plan")
     tab.page.add_style_tag(content=NOT_OF_THE_CELL)
     tab.run_all()
@@ -112,7 +112,7 @@ def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, 
 
 
 def _look_at_stacks(tab: Tab) -> None:
-    """See where the programs are, all of them and then one."""
+    """Open the stacks of all programs, then of one."""
     tab.panel.get_by_role("button", name="Stacks").click()
     stacks = tab.panel.get_by_role("region", name=re.compile("^stacks of"))
     expect(stacks).to_contain_text(re.compile(r"worker:0.*in main.*worker:1.*in main", re.DOTALL))
@@ -125,7 +125,7 @@ def _look_at_stacks(tab: Tab) -> None:
 
 
 def _point_at(tab: Tab) -> None:
-    tab.panel.scroll_into_view_if_needed()  # a picture scrolls to it, and then the pointer is somewhere else
+    tab.panel.scroll_into_view_if_needed()  # the screenshot scrolls, which moves the pointer to another place
     box = tab.panel.get_by_role("slider").bounding_box()
     assert box is not None
     tab.page.mouse.move(2, 2)
@@ -134,7 +134,7 @@ def _point_at(tab: Tab) -> None:
 
 
 def _read_by_keyboard(tab: Tab) -> None:
-    """JupyterLab does not take the keys: neither do they leave the cell, nor fold a heading."""
+    """Use the chart by keyboard: JupyterLab must not take the keys, which would leave the cell or fold a heading."""
     plot = tab.panel.get_by_role("slider")
     plot.focus()
     active = tab.page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex")
@@ -152,7 +152,7 @@ def _read_by_keyboard(tab: Tab) -> None:
 
 
 def _look_at_displays(tab: Tab) -> None:
-    """See what the values at the ends of the cells after it show, in the dark theme that is on."""
+    """Check the values at the ends of the later cells, in the dark theme."""
     cells = tab.page.locator(".jp-CodeCell")
     ended = cells.nth(1).locator(".tfos-panel")
     expect(ended).not_to_have_class(re.compile("t-live"))
@@ -167,18 +167,18 @@ def _look_at_displays(tab: Tab) -> None:
     assert (answer.status, "Spark Jobs" in answer.text()) == (200, True), "the link leads to Spark's UI"
     history = cells.nth(3).locator(".tfos-panel")
     expect(history.get_by_role("img", name=re.compile("Accuracy by epoch"))).to_be_visible()
-    expect(history.get_by_role("row")).to_have_count(13)  # the head and the last twelve epochs
+    expect(history.get_by_role("row")).to_have_count(13)  # the header and the last twelve epochs
     expect(cells.nth(4).locator(".tfos-panel")).to_contain_text("fed from Spark")
     photograph(tab, "history-dark.png", 3)
     use_theme(tab.page, "Light")
     photograph(tab, "history.png", 3)
 
 
-def test_an_untrusted_notebook_keeps_sentences_and_tables(open_tab: OpenTab, lab: Lab) -> None:
-    """Its HTML is sanitized by JupyterLab: a style sheet does not pass."""
+def test_an_untrusted_notebook_keeps_its_sentences_and_tables(open_tab: OpenTab, lab: Lab) -> None:
+    """JupyterLab sanitizes its HTML and removes the style sheet."""
     assert (lab.work / "curves.ipynb").exists(), "the test before has saved it"
     notebook = nbformat.read(lab.work / "curves.ipynb", as_version=4)
-    notebook.cells.append(nbformat.v4.new_markdown_cell("from somebody else"))  # so that its signature does not fit
+    notebook.cells.append(nbformat.v4.new_markdown_cell("from somebody else"))  # so that its signature does not match
     for cell in notebook.cells:
         cell.metadata.pop("trusted", None)
     nbformat.write(notebook, lab.work / "stranger.ipynb")
@@ -192,12 +192,12 @@ def test_an_untrusted_notebook_keeps_sentences_and_tables(open_tab: OpenTab, lab
     assert "tfos-panel{" not in page.locator(".jp-Notebook").inner_text()
     history = page.locator(".jp-CodeCell").nth(3)
     expect(history.get_by_role("row", name=re.compile("^14 "))).to_be_visible()
-    expect(history.get_by_text(re.compile("epoch 5, training"))).to_have_count(0)  # nothing leaks from the drawing
-    cluster.screenshot(path=lab.folder / "untrusted.png")  # to be looked at
+    expect(history.get_by_text(re.compile("epoch 5, training"))).to_have_count(0)  # no text of the drawing is left
+    cluster.screenshot(path=lab.folder / "untrusted.png")  # a picture to look at
     history.screenshot(path=lab.folder / "untrusted-history.png")
 
 
-def test_the_lines_show_html_in_a_notebook(open_tab: OpenTab) -> None:
+def test_lines_return_html_in_a_notebook(open_tab: OpenTab) -> None:
     tab = open_tab("lines.ipynb", "%load_ext tfos_nb", "%tfos_plan --workers 2 --ps 1", "%tfos_doctor")
     tab.run_all()
     tab.until_idle()

@@ -1,4 +1,4 @@
-"""The panel in JupyterLab: alive while the cell blocks, stopped from the page, back after a reload."""
+"""The panel in JupyterLab: live while the cell blocks, stopped from the page, restored after a reload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OpenTab = Callable[..., Tab]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def test_a_run_is_seen_live_and_stays_in_the_file(open_tab: OpenTab, lab: Lab) -> None:
+def test_a_run_is_shown_live_and_kept_in_the_file(open_tab: OpenTab, lab: Lab) -> None:
     tab = open_tab("run.ipynb", LOAD, "%%tfos_cluster mnist --workers 2 --data rows --epochs 4\n" + fit(0.05))
     tab.run_all()
     expect(tab.panel.get_by_role("row", name=re.compile("worker:1.*training"))).to_be_visible()
@@ -38,7 +38,7 @@ def test_a_run_is_seen_live_and_stays_in_the_file(open_tab: OpenTab, lab: Lab) -
 
 
 def test_a_saved_notebook_shows_the_outcome_without_its_kernel(open_tab: OpenTab, lab: Lab) -> None:
-    """What a colleague sees who opens the file."""
+    """A colleague who opens the file sees this."""
     assert (lab.work / "run.ipynb").exists(), "the test before has saved it"
     tab = open_tab("run.ipynb")
     expect(tab.panel).to_contain_text("Done")
@@ -59,7 +59,7 @@ def test_the_page_stops_a_cluster_whose_cell_blocks_the_kernel(open_tab: OpenTab
 
 
 @pytest.mark.slow
-def test_the_keyboard_alone_stops_a_cluster(open_tab: OpenTab) -> None:
+def test_a_cluster_can_be_stopped_by_keyboard(open_tab: OpenTab) -> None:
     tab = open_tab("keys.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 400\n" + fit(0.05, 400))
     tab.run_all()
     expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
@@ -74,7 +74,7 @@ def test_the_keyboard_alone_stops_a_cluster(open_tab: OpenTab) -> None:
     expect(tab.panel).to_contain_text("Stopped")
 
 
-def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenTab, lab: Lab) -> None:
+def test_a_reload_in_a_background_run_restores_the_live_panel(open_tab: OpenTab, lab: Lab) -> None:
     tab = open_tab(
         "back.ipynb",
         LOAD,
@@ -88,7 +88,7 @@ def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenT
     expect(bar).to_be_visible()
     before = bar.get_attribute("aria-valuenow")
     expect(bar).not_to_have_attribute("aria-valuenow", str(before))
-    shutil.copy(lab.work / "back.ipynb", lab.work / "left.ipynb")  # for the test below
+    shutil.copy(lab.work / "back.ipynb", lab.work / "left.ipynb")  # for the next test
     tab.panel.get_by_role("button", name="Stop").click()
     expect(tab.panel).to_contain_text("Stopped")
     expect(tab.panel).not_to_have_class(re.compile("t-live"))
@@ -100,19 +100,19 @@ def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenT
 
 
 @pytest.mark.slow
-def test_a_notebook_that_was_saved_while_the_cluster_ran_shows_the_panel_of_then(open_tab: OpenTab, lab: Lab) -> None:
-    """Its kernel has ended since, and nobody has saved it again."""
+def test_a_notebook_saved_while_the_cluster_ran_shows_the_state_when_saved(open_tab: OpenTab, lab: Lab) -> None:
+    """Its kernel has ended since, and it was not saved again."""
     assert (lab.work / "left.ipynb").exists(), "the test before has left it"
     tab = open_tab("left.ipynb")
     expect(tab.panel).to_contain_text(re.compile("When this notebook was saved, .*: worker:0 trains"))
     expect(tab.panel.get_by_role("button", name="Stop")).to_be_hidden()
     expect(tab.page.get_by_text("Error displaying widget")).to_have_count(0)
-    tab.save()  # by somebody who only looks at it
+    tab.save()  # saved by a reader who has no kernel
     tab.reload()
     expect(tab.panel).to_contain_text("When this notebook was saved")
 
 
-def test_the_kernels_interrupt_stops_politely(open_tab: OpenTab) -> None:
+def test_the_kernels_interrupt_stops_the_cluster_and_keeps_the_session(open_tab: OpenTab) -> None:
     tab = open_tab(
         "interrupt.ipynb",
         LOAD,
@@ -130,7 +130,7 @@ def test_the_kernels_interrupt_stops_politely(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_the_panel_takes_the_dark_themes_colours(open_tab: OpenTab) -> None:
+def test_the_panel_has_the_dark_themes_colours(open_tab: OpenTab) -> None:
     tab = open_tab("run.ipynb")
     ground = "element => getComputedStyle(element).backgroundColor"
     light = tab.panel.evaluate(ground)
@@ -145,7 +145,7 @@ def _brightness(colour: str) -> float:
     return sum(numbers) / 3 * (255 if colour.startswith("color(srgb") else 1)
 
 
-def test_the_logged_out_get_nothing(browser: object, lab: Lab, context: BrowserContext) -> None:
+def test_requests_without_a_login_get_nothing(browser: object, lab: Lab, context: BrowserContext) -> None:
     stranger = context.browser.new_context()  # type: ignore[union-attr]
     for path in ("tfos-nb/api/version", "tfos-nb/tb/0123456789ab/", "tfos-nb/api/clusters/0123456789ab/log"):
         answer = stranger.request.get(f"http://127.0.0.1:{lab.port}{BASE}{path}", max_redirects=0)
@@ -154,8 +154,8 @@ def test_the_logged_out_get_nothing(browser: object, lab: Lab, context: BrowserC
 
 
 @pytest.mark.slow
-def test_a_reload_while_the_cell_blocks_shows_the_end_when_there_is_one(open_tab: OpenTab) -> None:
-    """The page has to wait for the kernel; nothing is lost by it."""
+def test_a_reload_while_the_cell_blocks_shows_the_outcome_at_the_end(open_tab: OpenTab) -> None:
+    """The page has to wait for the kernel, and loses nothing."""
     tab = open_tab("blocked.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 15\n" + fit(0.05, 15))
     tab.run_all()
     expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()

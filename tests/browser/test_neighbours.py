@@ -1,4 +1,4 @@
-"""What else is in the page: sparkmonitor beside the panel; a kernel that is restarted under both."""
+"""sparkmonitor beside the panel, and a restart of the kernel of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OpenTab = Callable[..., Tab]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab whose kernels load sparkmonitor, by the command that the documentation names."""
+    """A JupyterLab whose kernels load sparkmonitor, enabled by the command in the documentation."""
     running = Lab(tmp_path_factory.mktemp("lab"))
     command = [sys.executable, "-m", "tfos_nb", "enable-sparkmonitor"]
     subprocess.run(command, env=running.environment, check=True, capture_output=True, timeout=SECONDS)
@@ -42,7 +42,7 @@ def test_sparkmonitor_shows_sparks_jobs_beside_the_panel(open_tab: OpenTab) -> N
     expect(tab.panel).to_contain_text("Stopped")
 
 
-def test_a_kernel_that_is_restarted_leaves_nothing_and_its_pages_say_so(open_tab: OpenTab, lab: Lab) -> None:
+def test_a_restarted_kernel_leaves_no_process_and_its_pages_say_so(open_tab: OpenTab, lab: Lab) -> None:
     tab = open_tab(
         "restart.ipynb",
         LOAD,
@@ -62,7 +62,7 @@ def test_a_kernel_that_is_restarted_leaves_nothing_and_its_pages_say_so(open_tab
 
 
 def _nodes_of(lab: Lab) -> list[psutil.Process]:
-    """The supervisors and TensorFlow processes of this JupyterLab's kernels, and their TensorBoards."""
+    """Return the supervisors, TensorFlow processes and TensorBoards of this JupyterLab's kernels."""
     mine = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         command = " ".join(process.info["cmdline"] or ())

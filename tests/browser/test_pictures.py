@@ -1,6 +1,6 @@
-"""The pictures of the documentation: the README's own cell, run in JupyterLab and photographed while it trains.
+"""The pictures of the documentation: screenshots of the README's cell while it trains in JupyterLab.
 
-They go to ``build/pictures``; ``make pictures`` takes those of ``docs/pictures`` anew.
+They go to ``build/pictures``; ``make pictures`` renews those in ``docs/pictures``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def the_cell_of_the_readme() -> str:
 
 
 def size(picture: bytes) -> tuple[int, int]:
-    """Read the width and the height of a PNG."""
+    """Return the width and the height of a PNG."""
     assert picture.startswith(b"\x89PNG"), "it is a PNG"
     width, height = struct.unpack(">II", picture[16:24])
     return width, height

@@ -1,4 +1,4 @@
-"""What the panel says when its kernel was restarted: it stays on the page, and nobody is behind it any more."""
+"""The panel after a restart of its kernel: it stays on the page, but its cluster is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.slow
-def test_stop_after_a_restart_says_that_the_kernel_has_ended_and_does_not_hang(open_tab: Callable[..., Tab]) -> None:
+def test_stop_after_a_restart_says_that_the_kernel_has_ended(open_tab: Callable[..., Tab]) -> None:
     cell = "%%tfos_cluster mnist --workers 1 --data rows --epochs 400 --background\n" + fit(0.05, 400)
     tab = open_tab("restart.ipynb", LOAD, cell)
     tab.run_all()
@@ -32,5 +32,5 @@ def test_stop_after_a_restart_says_that_the_kernel_has_ended_and_does_not_hang(o
     assert answered.value.status == 410
     expect(tab.panel).to_contain_text("The kernel that held this cluster has ended")
     expect(stop).not_to_have_attribute("aria-disabled", "true")
-    # The browser itself writes down each answer that is an error.
+    # The browser itself logs each answer with an error status.
     tab.complaints[:] = [said for said in tab.complaints if "410" not in said]

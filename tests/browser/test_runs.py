@@ -1,4 +1,4 @@
-"""The table of recorded runs in JupyterLab: sorted, filtered, compared, read again, and in the file."""
+"""The table of recorded runs in JupyterLab: sorting, filters, comparison, refresh, and the saved file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RUNS = (
 
 
 def training_curve(rate: float, units: int, epochs: int, seed: int) -> list[Point]:
-    """Return points like those of a training: the loss falls sooner with a higher rate, and validation stays above."""
+    """Return points like those of a training: the loss falls faster with a higher rate, and validation's is higher."""
     noise, points = random.Random(seed), []
     for step in range(1, epochs * STEPS + 1):
         loss = 2.2 * math.exp(-step * rate**0.7 * units**0.5 / 22) + 0.04 + 0.03 * noise.random()
@@ -84,7 +84,7 @@ def record(number: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def records(lab: Lab) -> Path:
-    """All runs but the newest, and a file that is no record."""
+    """Write the records of all runs but the newest, and a file that is not a record."""
     folder = lab.work / "models/digits/tfos_runs"
     folder.mkdir(parents=True)
     for number in range(len(RUNS) - 1):
@@ -114,7 +114,7 @@ def open_runs(open_tab: OpenTab, name: str, *more: str) -> Tab:
     return tab
 
 
-def test_runs_are_sorted_filtered_and_compared(open_tab: OpenTab, records: Path) -> None:
+def test_runs_can_be_sorted_filtered_and_compared(open_tab: OpenTab, records: Path) -> None:
     tab = open_runs(open_tab, "runs.ipynb")
     _look_at_the_rows(tab)
     _sort(tab)
@@ -166,7 +166,7 @@ def _filter(tab: Tab) -> None:
 
 
 def _compare_by_keyboard(tab: Tab) -> None:
-    """JupyterLab takes no key: neither does a cell scroll, nor is one added."""
+    """Compare runs by keyboard: JupyterLab must not take the keys, which would scroll or add a cell."""
     cells = tab.page.locator(".jp-CodeCell").count()
     box(tab, 3).focus()
     tab.page.keyboard.press("Space")
@@ -194,7 +194,7 @@ def _point_at(tab: Tab) -> None:
     assert place is not None
     tab.page.mouse.move(2, 2)
     tab.page.mouse.move(place["x"] + place["width"] * 0.36, place["y"] + 130)
-    expect(tab.panel.locator(".t-tip > div")).to_have_count(4)  # the epoch, and three runs
+    expect(tab.panel.locator(".t-tip > div")).to_have_count(4)  # a row for the epoch, and for each of three runs
 
 
 def _look_at_the_chart(tab: Tab) -> None:
@@ -230,7 +230,7 @@ def _look_at_one_that_failed(tab: Tab) -> None:
     expect(tab.panel.locator(".t-plot polyline")).to_have_count(2)
 
 
-def test_curves_come_while_a_cell_blocks_the_kernel(open_tab: OpenTab) -> None:
+def test_curves_are_shown_while_a_cell_blocks_the_kernel(open_tab: OpenTab) -> None:
     tab = open_runs(open_tab, "busy.ipynb", "import time\nprint('begins', flush=True)\ntime.sleep(45)")
     expect(tab.page.get_by_text("begins", exact=True)).to_be_visible()
     asked = time.monotonic()

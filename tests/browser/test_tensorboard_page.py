@@ -1,4 +1,4 @@
-"""TensorBoard in the page: its curves are drawn in a frame of the notebook, and no request of it fails."""
+"""TensorBoard in the page: a frame of the notebook draws its curves, and none of its requests fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.slow
-def test_a_frame_that_is_opened_early_waits_and_then_reads_the_numbers_anew(open_tab: Callable[..., Tab]) -> None:
+def test_a_frame_opened_early_waits_and_then_refreshes_its_numbers(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(
         "early.ipynb",
         LOAD,
@@ -36,7 +36,7 @@ def test_a_frame_that_is_opened_early_waits_and_then_reads_the_numbers_anew(open
     drawn = _times_that_curves_were_asked_for(tab)
     assert drawn > 0
     with tab.page.expect_response(lambda answer: "/tb/" in answer.url and _CURVES in answer.url, timeout=60_000):
-        pass  # nobody touches the page
+        pass  # without any action in the page
     tab.page.evaluate("localStorage.setItem('_tb_global_settings', JSON.stringify({autoReload: false}))")
     frame.locator("body").evaluate("() => location.reload()")
     expect(frame.get_by_text("epoch_loss").first).to_be_visible()
@@ -51,7 +51,7 @@ def _times_that_curves_were_asked_for(tab: Tab) -> int:
     return sum(_CURVES in url for url in tab.asked)
 
 
-def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab: Callable[..., Tab]) -> None:
+def test_scalars_are_drawn_in_the_notebook_during_and_after_the_run(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(
         "board.ipynb",
         LOAD,
@@ -64,7 +64,7 @@ def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab
     for number in (0, 1):
         tab.page.locator(".jp-CodeCell").nth(number).click()
         tab.command("notebook:run-cell")
-    expect(tab.panel).to_contain_text(re.compile(r"Epoch ([3-9]|\d\d) of 600"))  # a page that is empty stays so
+    expect(tab.panel).to_contain_text(re.compile(r"Epoch ([3-9]|\d\d) of 600"))  # an empty page stays empty
     for number in (2, 4):
         tab.page.locator(".jp-CodeCell").nth(number).click()
         tab.command("notebook:run-cell")

@@ -1,4 +1,4 @@
-"""A JupyterLab whose server has no extension of tfos_nb: the page finds its own ways."""
+"""A JupyterLab whose server lacks the extension of tfos_nb: the page uses other ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 
 class Bare(Lab):
-    """JupyterLab alone."""
+    """JupyterLab without the extension."""
 
     extensions: ClassVar[dict[str, bool]] = {"tfos_nb.serverext": False, "jupyterlab": True}
 
@@ -30,7 +30,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.mark.slow
-def test_a_saved_frame_says_how_to_see_it_again_and_holds_no_address(
+def test_a_saved_frame_says_how_to_show_it_again_and_holds_no_address(
     open_tab: Callable[..., Tab], context: BrowserContext, lab: Lab
 ) -> None:
     tab = open_tab("frame.ipynb", "%load_ext tfos_nb\n%tfos_tensorboard --logdir .")

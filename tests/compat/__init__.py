@@ -1,1 +1,1 @@
-"""TensorFlowOnSpark's names and programs mean here what they mean there."""
+"""TensorFlowOnSpark's names and programs, with the meanings that they have in TensorFlowOnSpark."""

@@ -65,12 +65,12 @@ SIGNATURES = {
 }
 
 
-SCHEMES = ["hdfs", "viewfs", "file", "s3", "s3a", "s3n", "adl", "oss", "swift", "wasb", "wasbs"]  # the lineage's
-SCHEMES += ["gs", "abfs", "abfss", "dbfs", "http", "https"]  # which it missed, and wasbs
+SCHEMES = ["hdfs", "viewfs", "file", "s3", "s3a", "s3n", "adl", "oss", "swift", "wasb", "wasbs"]  # TensorFlowOnSpark's
+SCHEMES += ["gs", "abfs", "abfss", "dbfs", "http", "https"]  # which TensorFlowOnSpark does not know
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: f"{function.__module__}.{function.__qualname__}")
-def test_the_arguments_are_in_the_lineages_order(function: Any) -> None:
+def test_arguments_have_tensorflowonsparks_order(function: Any) -> None:
     assert " ".join(inspect.signature(function).parameters) == SIGNATURES[function]
 
 
@@ -86,9 +86,7 @@ def test_the_arguments_are_in_the_lineages_order(function: Any) -> None:
         *[("hdfs://nn:8020", f"{scheme}://there/mnist", f"{scheme}://there/mnist") for scheme in SCHEMES],
     ],
 )
-def test_a_path_is_put_where_the_lineage_puts_it_and_every_scheme_is_known(
-    default_fs: str, path: str, expected: str
-) -> None:
+def test_paths_resolve_as_in_tensorflowonspark_with_every_scheme(default_fs: str, path: str, expected: str) -> None:
     ctx = SimpleNamespace(defaultFS=default_fs, working_dir="/home/me", user="me")
     assert TFNode.hdfs_path(ctx, path) == expected
     whole = TFSparkNode.TFNodeContext(defaultFS=default_fs, working_dir="/home/me")
@@ -96,7 +94,7 @@ def test_a_path_is_put_where_the_lineage_puts_it_and_every_scheme_is_known(
     assert whole.absolute_path(path) == whole.tf_path(path) == expected
 
 
-def test_what_has_no_counterpart_says_what_to_call_instead() -> None:
+def test_names_without_a_counterpart_say_what_to_call_instead() -> None:
     for call, told in (
         (lambda: TFNode.next_batch(None, 1), "use the class TFNode.DataFeed"),
         (lambda: TFNode.export_saved_model(None, "", None, None), "compat.export_saved_model"),
@@ -112,7 +110,7 @@ def test_what_has_no_counterpart_says_what_to_call_instead() -> None:
             _ = module.nothing
 
 
-def test_small_things_are_there() -> None:
+def test_small_helpers_work() -> None:
     assert issubclass(marker.EndPartition, marker.Marker)
     assert (TFCluster.InputMode.TENSORFLOW, TFCluster.InputMode.SPARK) == (0, 1)
     assert (gpu_info.AS_STRING, gpu_info.AS_LIST, gpu_info.MAX_RETRIES) == ("string", "list", 3)
@@ -124,13 +122,13 @@ def test_small_things_are_there() -> None:
     assert util.get_ip_address().count(".") == 3
 
 
-def test_the_executor_id_is_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executor_id_is_stored_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     util.write_executor_id(7)
     assert util.read_executor_id() == 7
 
 
-FAKE_NVML = SimpleNamespace(  # of a host whose GPUs 0 and 2 are busy
+FAKE_NVML = SimpleNamespace(  # a host whose GPUs 0 and 2 are busy
     nvmlInit=lambda: None,
     nvmlShutdown=lambda: None,
     nvmlDeviceGetCount=lambda: 5,
@@ -139,7 +137,7 @@ FAKE_NVML = SimpleNamespace(  # of a host whose GPUs 0 and 2 are busy
 )
 
 
-def test_only_free_gpus_are_given_and_each_worker_gets_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_free_gpus_are_assigned_and_each_worker_gets_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FAKE_NVML)
     assert gpu_info.is_gpu_available()
     assert gpu_info.get_gpus(1, 0) == "1"
@@ -154,7 +152,7 @@ def test_only_free_gpus_are_given_and_each_worker_gets_its_own(monkeypatch: pyte
     assert "TF_CONFIG" not in os.environ
 
 
-# --- requests that cannot be --------------------------------------------------------------------------------------
+# --- invalid requests ---------------------------------------------------------------------------------------------
 
 
 def nothing(args: Any, ctx: Any) -> None: ...
@@ -179,12 +177,12 @@ def nothing(args: Any, ctx: Any) -> None: ...
     ],
     ids=str,
 )
-def test_a_plan_that_does_not_add_up_is_refused(spark: SparkSession, arguments: dict[str, Any], told: str) -> None:
+def test_an_inconsistent_plan_is_refused(spark: SparkSession, arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         TFCluster.run(spark.sparkContext, nothing, None, **arguments)
 
 
-def test_a_session_in_the_contexts_place_is_named(spark: SparkSession) -> None:
+def test_a_session_in_place_of_a_context_is_refused(spark: SparkSession) -> None:
     with pytest.raises(PlanError, match="sc is a SparkSession, not a SparkContext"):
         TFCluster.run(spark, nothing, None, 1, 0)
     with pytest.raises(PlanError, match="sc is a SparkSession, not a SparkContext"):
@@ -197,7 +195,7 @@ def test_a_session_in_the_contexts_place_is_named(spark: SparkSession) -> None:
 
 
 def look_around(args: Any, ctx: Any) -> dict[str, Any]:
-    """Tell all that the lineage's ctx has; the return value itself is this package's."""
+    """Return what TensorFlowOnSpark's ctx has; only in this package can main return a value."""
     feed = ctx.get_data_feed()
     rows: list[Any] = []
     while not feed.should_stop():
@@ -213,7 +211,7 @@ def look_around(args: Any, ctx: Any) -> dict[str, Any]:
     }
 
 
-def test_a_fed_cluster_has_the_lineages_places_and_ten_epochs_by_default(spark: SparkSession) -> None:
+def test_a_fed_cluster_has_tensorflowonsparks_roles_and_default_of_ten_epochs(spark: SparkSession) -> None:
     sc = spark.sparkContext
     cluster = TFCluster.run(
         sc, look_around, ["prog", "--steps", "5"], 2, 0, input_mode=TFCluster.InputMode.SPARK, master_node="master"
@@ -236,7 +234,7 @@ def test_a_fed_cluster_has_the_lineages_places_and_ten_epochs_by_default(spark: 
 
 
 def two_kinds(args: Any, ctx: Any) -> dict[str, Any]:
-    """Read the training queue through the manager, and let the object that is no data be."""
+    """Read the training queue through the manager, and return an object that is not data."""
     queue, rows = ctx.mgr.get_queue("input"), []
     while (row := queue.get()) is not None:
         queue.task_done()
@@ -248,7 +246,7 @@ def two_kinds(args: Any, ctx: Any) -> dict[str, Any]:
     return {"model": object(), "found": args.found}
 
 
-def test_programs_of_2017_reserve_and_start_and_may_return_what_is_no_data(spark: SparkSession) -> None:
+def test_reserve_and_start_work_and_main_may_return_any_object(spark: SparkSession) -> None:
     sc = spark.sparkContext
     cluster = TFCluster.reserve(sc, 1, 0, False, TFCluster.InputMode.SPARK)
     cluster.start(two_kinds, argparse.Namespace(lr=0.5))
@@ -282,8 +280,8 @@ def streamed(args: Any, ctx: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
-@pytest.mark.slow  # tests/driver/feeding/test_streaming.py feeds one too
-def test_a_dstream_is_fed_until_the_nodes_have_enough(spark: SparkSession) -> None:
+@pytest.mark.slow  # tests/driver/feeding/test_streaming.py also feeds one
+def test_a_dstream_is_fed_until_the_nodes_terminate_the_feed(spark: SparkSession) -> None:
     from pyspark.streaming import StreamingContext
 
     sc = spark.sparkContext
@@ -303,7 +301,7 @@ def breaking(args: Any, ctx: Any) -> None:
     raise ValueError("boom")
 
 
-def test_a_failure_is_raised_and_the_next_run_works_in_the_same_process(spark: SparkSession) -> None:
+def test_a_failure_is_raised_and_the_next_run_in_the_process_works(spark: SparkSession) -> None:
     sc = spark.sparkContext
     with pytest.raises(NodeFailed, match="ValueError: boom"):
         cluster = TFCluster.run(sc, breaking, None, 1, 0)
@@ -335,7 +333,7 @@ def never_right(args: Any, ctx: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
-def test_a_program_that_fails_within_a_stream_is_the_error_of_shutdown_and_the_stream_ends(spark: SparkSession) -> None:
+def test_shutdown_raises_a_failure_within_a_stream_and_ends_the_stream(spark: SparkSession) -> None:
     from pyspark.streaming import StreamingContext
 
     sc = spark.sparkContext
@@ -351,7 +349,7 @@ def test_a_program_that_fails_within_a_stream_is_the_error_of_shutdown_and_the_s
 
 
 def between_graph(args: Any, ctx: Any) -> list[Any]:
-    """Train in 1.x's way: variables on the ps, sessions on the chief and the workers, each fed by Spark."""
+    """Train as in TensorFlow 1.x: variables on the ps, sessions on the chief and the workers, each fed by Spark."""
     import tensorflow.compat.v1 as tf
 
     cluster, server = ctx.start_cluster_server(1, False)
@@ -383,9 +381,7 @@ def wait_for(reached: Any) -> None:
 
 @pytest.mark.slow  # tests/end_to_end/strategies trains with parameter servers and a chief
 @pytest.mark.parametrize(("nodes", "master"), [(3, "master"), (2, "chief")])
-def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
-    spark: SparkSession, nodes: int, master: str
-) -> None:
+def test_a_chief_with_parameter_servers_is_fed_under_its_own_name(spark: SparkSession, nodes: int, master: str) -> None:
     sc, mode = spark.sparkContext, TFCluster.InputMode.SPARK
     cluster = TFCluster.run(sc, between_graph, None, nodes, 1, input_mode=mode, master_node=master)
     cluster.train(sc.parallelize([float(number) for number in range(4000)], 4), 1)
@@ -396,14 +392,14 @@ def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
     assert sorted(row for rows, _, _ in results.values() for row in rows) == [float(n) for n in range(4000)]
 
 
-def test_a_protocol_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_a_missing_protocol_is_refused_with_the_available_ones() -> None:
     ctx = TFSparkNode.TFNodeContext(job_name="worker", cluster_spec={"worker": ["127.0.0.1:0"]})
     with pytest.raises(PlanError, match=r"protocol='grpc\+verbs': TensorFlow .* was built without it; use one of grpc"):
         TFNode.start_cluster_server(ctx, rdma=True)
 
 
-def test_a_program_may_move_over_line_by_line() -> None:
-    """What the native ctx has is there beside the old names, which go before it."""
+def test_the_old_ctx_also_has_the_attributes_of_the_native_one() -> None:
+    """A program can be migrated line by line; the old names take precedence."""
     ctx = TFSparkNode.TFNodeContext(job_name="worker")
     for name in ("dataset", "_saving"):
         with pytest.raises(AttributeError, match=f"'TFNodeContext' object has no attribute '{name}'"):
@@ -419,7 +415,7 @@ def test_a_program_may_move_over_line_by_line() -> None:
 
 
 def serve_or_work(args: Any, ctx: Any) -> int:
-    """A parameter server of TensorFlow 1's kind: it joins its server, and is ended when the workers are done."""
+    """Join the server on a parameter server of TensorFlow 1, which is ended when the workers are done."""
     if ctx.job_name == "ps":
         ctx.start_cluster_server(1)[1].join()
     cluster, server = ctx.start_cluster_server(num_gpus=0)
@@ -443,12 +439,12 @@ def place(args: Any, ctx: Any) -> tuple[int, int, int]:
     return ctx.index, ctx.count, os.getpid()
 
 
-def test_independent_programs_return_their_results_in_order_in_processes_of_their_own(spark: SparkSession) -> None:
+def test_independent_programs_run_in_separate_processes_with_results_in_order(spark: SparkSession) -> None:
     for barrier in (True, False):
         found = parallel.run(place, nodes=3, spark=spark, barrier=barrier)
         assert [(index, count) for index, count, _ in found] == [(0, 3), (1, 3), (2, 3)]
         assert len({pid for _, _, pid in found}) == 3
-    assert len(parallel.run(place, nodes=7, spark=spark)) == 7  # more than there are slots
+    assert len(parallel.run(place, nodes=7, spark=spark)) == 7  # more than the slots
     with pytest.raises(PlanError, match="needs 7 slots"):
         parallel.run(place, nodes=7, spark=spark, barrier=True)
 
@@ -460,7 +456,7 @@ def leaves_a_file(args: Any, ctx: Any) -> str:
         return file.name
 
 
-def test_what_a_program_leaves_in_its_temporary_directory_goes_with_it(spark: SparkSession) -> None:
+def test_a_programs_temporary_directory_is_removed_at_its_end(spark: SparkSession) -> None:
     (left,) = parallel.run(leaves_a_file, nodes=1, spark=spark)
     assert not os.path.exists(os.path.dirname(left))
 
@@ -498,7 +494,7 @@ def returns_its_index(args: Any, ctx: Any) -> int:
         ),
     ],
 )
-def test_the_first_program_that_fails_is_told_at_once_and_ends_the_others(
+def test_the_first_failed_program_is_reported_at_once_and_ends_the_others(
     spark: SparkSession, args: str, told: str
 ) -> None:
     with pytest.raises(NodeFailed, match=told):
@@ -515,6 +511,6 @@ def lineage_place(args: Any, ctx: Any) -> object:
     return object()
 
 
-def test_tfparallel_runs_them_and_returns_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_tfparallel_runs_programs_and_returns_nothing(spark: SparkSession, tmp_path: Path) -> None:
     assert TFParallel.run(spark.sparkContext, lineage_place, argparse.Namespace(folder=str(tmp_path)), 2) is None
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0-0-2", "1-1-2"]

@@ -31,7 +31,7 @@ def frame(spark: SparkSession) -> DataFrame:
 
 @dataclass(frozen=True)
 class FromExamples:
-    """What programs write as ``lambda it: dfutil.fromTFExample(it, …)``."""
+    """The function that programs write as ``lambda it: dfutil.fromTFExample(it, …)``."""
 
     binary: tuple[str, ...] = ()
 
@@ -50,11 +50,11 @@ class FromExamples:
         (dfutil.isLoadedDF, "df"),
     ],
 )
-def test_the_arguments_are_in_the_lineages_order(function: Any, arguments: str) -> None:
+def test_arguments_have_tensorflowonsparks_order(function: Any, arguments: str) -> None:
     assert " ".join(inspect.signature(function).parameters) == arguments
 
 
-def test_a_frame_is_saved_and_loaded_in_the_lineages_types(
+def test_a_frame_is_saved_and_loaded_with_tensorflowonsparks_types(
     spark: SparkSession, frame: DataFrame, tmp_path: Path
 ) -> None:
     dfutil.saveAsTFRecords(frame, str(tmp_path / "out"))
@@ -76,7 +76,7 @@ def test_a_frame_is_saved_and_loaded_in_the_lineages_types(
     assert not [path for path in dfutil.loadedDF.values() if path == str(tmp_path / "out")]
 
 
-def test_rows_become_examples_that_tensorflow_reads_and_rows_again(spark: SparkSession, frame: DataFrame) -> None:
+def test_rows_become_examples_for_tensorflow_and_rows_again(spark: SparkSession, frame: DataFrame) -> None:
     import tensorflow as tf
 
     records = frame.rdd.mapPartitions(dfutil.toTFExample(frame.dtypes))
@@ -96,7 +96,7 @@ def test_rows_become_examples_that_tensorflow_reads_and_rows_again(spark: SparkS
     assert (three.s, three.i) == ("ü", -(2**40))
 
 
-def test_the_schema_of_one_example_is_that_of_its_values() -> None:
+def test_the_schema_of_an_example_follows_from_its_values() -> None:
     one = example(a=[1], b=[1.5, 2.5], c=[b"x"], d=[b"y"])
     one.features.feature["e"].bytes_list.SetInParent()
     assert dfutil.infer_schema(one, ["d"]).simpleString() == (
@@ -104,7 +104,7 @@ def test_the_schema_of_one_example_is_that_of_its_values() -> None:
     )
 
 
-def test_what_is_no_example_or_no_text_is_named() -> None:
+def test_an_invalid_example_and_bytes_that_are_not_text_are_refused() -> None:
     with pytest.raises(FeedFailed, match="it is not a valid Example"):
         dfutil.fromTFExample([(b"nonsense", None)])
     with pytest.raises(FeedFailed, match=r"feature 'y' has bytes that are not text: set binary_features=\['y'\]"):
@@ -112,7 +112,7 @@ def test_what_is_no_example_or_no_text_is_named() -> None:
     assert dfutil.fromTFExample([]) == []
 
 
-def test_a_type_without_a_place_is_refused_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unsupported_type_is_refused_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="column 'd' is date: cast it to string"):
         dfutil.toTFExample([("i", "bigint"), ("d", "date")])
     with pytest.raises(PlanError, match="sc is a SparkSession, not a SparkContext"):
@@ -121,7 +121,7 @@ def test_a_type_without_a_place_is_refused_on_the_driver(spark: SparkSession, tm
         dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "nothing"))
 
 
-def test_a_path_without_a_scheme_is_on_hadoops_default_file_system(
+def test_a_path_without_a_scheme_uses_hadoops_default_file_system(
     spark: SparkSession, frame: DataFrame, tmp_path: Path
 ) -> None:
     conf = spark.sparkContext._jsc.hadoopConfiguration()

@@ -1,4 +1,4 @@
-"""TensorFlowOnSpark's pipeline: a training function in its shape, its Params and its small functions."""
+"""TensorFlowOnSpark's pipeline: a training function in its style, its Params and its small functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([(float(3 * a - 2 * b), [float(a), float(b)]) for a, b in values], ["sum", "parts"])
 
 
-def test_a_pipeline_in_its_shape_trains_exports_and_applies(rows: DataFrame, tmp_path: Path) -> None:
+def test_a_pipeline_trains_exports_and_applies_a_model(rows: DataFrame, tmp_path: Path) -> None:
     estimator = (
         pipeline.TFEstimator(train_fn, {"mine": "so"})
         .setInputMapping({"parts": "ab", "sum": "y"})
@@ -65,14 +65,14 @@ def test_a_pipeline_in_its_shape_trains_exports_and_applies(rows: DataFrame, tmp
     assert "serving_default" in graph.signature_def
 
 
-def test_a_chief_beside_parameter_servers_trains_and_the_arguments_ask_for_gpus(spark: SparkSession) -> None:
+def test_a_chief_with_parameter_servers_trains_and_num_gpus_is_read(spark: SparkSession) -> None:
     estimator = pipeline.TFEstimator(train_fn, {"num_gpus": 2}).setClusterSize(2).setNumPS(1).setMasterNode("chief")
     plan = estimator._plan()
     assert (plan["chief"], plan["workers"], plan["gpus"]) == ("trains", 0, 2)
     assert pipeline.TFEstimator(train_fn, {})._plan()["gpus"] == 0
 
 
-def test_every_name_is_there_and_the_mixins_have_their_setters() -> None:
+def test_every_name_exists_and_the_mixins_have_setters() -> None:
     assert len(NAMES) == 18
     estimator = pipeline.TFEstimator(train_fn, {})
     for name in NAMES:
@@ -82,13 +82,13 @@ def test_every_name_is_there_and_the_mixins_have_their_setters() -> None:
         pipeline.TFTypeConverters.toDict([1])
 
 
-def test_rows_are_cut_into_batches_of_lists() -> None:
+def test_rows_are_divided_into_batches_of_lists() -> None:
     rows = [(1, bytearray(b"a")), (2, "b"), (3, "c"), None, (4, "d")]
     assert list(pipeline.yield_batch(rows, 2, 2)) == [[[1, 2], [b"a", "b"]], [[3], ["c"]]]
     assert list(pipeline.yield_batch([], 2)) == []
 
 
-def test_a_single_node_has_no_cluster_and_a_list_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_node_has_no_cluster_and_takes_a_list_as_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setattr(sys, "argv", ["before"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")

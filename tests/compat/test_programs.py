@@ -1,6 +1,6 @@
-"""TensorFlowOnSpark's programs, in its shapes, run as they are but for their imports: each in a process of its own.
+"""Programs in TensorFlowOnSpark's style, which differ only in their imports: each runs in a separate process.
 
-One slot an executor and as many nodes as slots, as that package demands.
+They run with one slot an executor and as many nodes as slots, as TensorFlowOnSpark requires.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(digits: Path, spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the training program exports: the model that the others apply."""
+    """The model that the training program exports and the others apply."""
     folder: Path = tmp_path_factory.mktemp("export") / "model"
     said = run("mnist_spark.py", spark_home, "--images_labels", digits, "--export_dir", folder)
     assert "trained" in said
@@ -56,7 +56,7 @@ def run(program: str, home: Path, *arguments: object) -> str:
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=home
     )
-    begin = max(ended.stderr.find("Traceback (most recent call last)"), 0)  # what Spark says at its end is of no use
+    begin = max(ended.stderr.find("Traceback (most recent call last)"), 0)  # skip what Spark logs at its end
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[begin : begin + 6000]}"
     return ended.stdout
 
@@ -66,12 +66,12 @@ def accuracy(folder: Path) -> tuple[float, int]:
     return sum(line.split()[0] == line.split()[1] for line in lines) / len(lines), len(lines)
 
 
-def test_the_training_program_exports_what_it_has_trained(exported: Path) -> None:
+def test_the_training_program_exports_its_model(exported: Path) -> None:
     assert (exported / "saved_model.pb").exists()
     assert os.listdir(exported / "variables")
 
 
-def test_the_inference_program_shares_the_files_out(
+def test_the_inference_program_divides_the_files_among_executors(
     exported: Path, digits: Path, spark_home: Path, tmp_path: Path
 ) -> None:
     said = run(
@@ -92,11 +92,11 @@ def test_the_inference_program_shares_the_files_out(
     assert all(line.endswith(" alone") for line in (tmp_path / "o" / "part-00000").read_text().splitlines())
 
 
-def test_inference_through_the_cluster_gives_a_line_a_row_in_order(
+def test_inference_through_the_cluster_returns_one_line_per_row_in_order(
     exported: Path, digits: Path, spark_home: Path, tmp_path: Path
 ) -> None:
     files = sorted(digits.glob("part-*"))
-    listed = ",".join(map(str, files))  # of a folder Hadoop may list the files in another order
+    listed = ",".join(map(str, files))  # Hadoop may list a folder's files in another order
     arguments = ("--images_labels", listed, "--export_dir", exported, "--output", tmp_path / "o")
     assert "answered" in run("mnist_feed_inference.py", spark_home, *arguments)
     right, rows = accuracy(tmp_path / "o")

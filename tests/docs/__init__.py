@@ -1,1 +1,1 @@
-"""What the pages say is so: their blocks run, their names and messages stand in the code, their manifests are valid."""
+"""Checks of the documentation: blocks run, names and messages exist in the code, manifests are valid."""

@@ -1,4 +1,4 @@
-"""Commands of the pages: what they call is there, and takes what they give it."""
+"""Check the pages' commands: the programs exist and accept the arguments."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ READ = ("HADOOP_CONF_DIR", "PYSPARK_PYTHON", "SPARK_HOME")
 
 
 def faults_of(text: str, *, allowed: bool = False) -> list[str]:
-    """Say which of a block's commands are not there or do not take what they are given.
+    """Return the faults of a block's commands: missing programs, targets and options.
 
-    A command that nothing is known of is a fault, unless its block says that it is not run.
+    An unknown command is a fault, unless its block says that it is not run.
     """
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     found = []

@@ -34,11 +34,11 @@ WIDTH, MARGIN = 760, 24
 BOX = 34  # height of a status
 LINE = 15  # height of a line of text
 LETTER, BOLD = 6.3, 7.2  # width of a letter in a wide font, since the reader's is not known
-FEW = 2  # a status that all others but at most two lead to gets one bundled arrow
+FEW = 2  # if at most two statuses do not lead to a status, it gets one bundled arrow
 CARD = 206  # greatest width of the card of a bundled arrow
 LEFT, LEFT_WIDTH, RIGHT, RIGHT_WIDTH = 54, 376, 486, 250  # the two stacks of layers
 ASIDE = 14  # how far from the middle of a status an arrow with a corner begins or ends
-FLOOR, GAP = 26, 4  # height of a layer, and the room between two
+FLOOR, GAP = 26, 4  # height of a layer, and the space between two
 
 STYLE = """
 svg{--bg:#fbfcfd;--ink:#1c2024;--dim:#59616b;--line:#d5dae0;--idle:#6b7480;--run:#2f6fde;--ok:#1a7f4b;--warn:#b26a00;--bad:#c0352b}
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Place of a text: a point, how the text is aligned to it, and the width that it may take.
+    """Place of a text: a point, how the text is aligned to it, and its greatest width.
 
     ``up`` is how far the lines stand above the point: 1 is all of them, 0 none, 0.5 half of them.
     """
@@ -180,14 +180,14 @@ def text(x: float, y: float, words: str, kind: str, align: str = "middle") -> st
 
 
 def label(at: Label, words: str) -> list[str]:
-    """Return a text, which is broken into lines where its room ends."""
+    """Return a text, broken into lines of its greatest width."""
     lines = wrapped(words, at.room)
     first = at.y - (len(lines) - 1) * LINE * at.up
     return [text(at.x, first + number * LINE, line, "label", at.align) for number, line in enumerate(lines)]
 
 
 def wrapped(words: str, room: float) -> list[str]:
-    """Return as few lines as the room allows, of about the same length."""
+    """Return as few lines as fit the width, of about the same length."""
     widths = range(int(room / LETTER), 0, -1)
     broken = [textwrap.wrap(words, width, break_long_words=False) for width in widths]
     return [lines for lines in broken if len(lines) == len(broken[0])][-1]
@@ -204,14 +204,14 @@ def arrow(points: Sequence[Point], kind: str = "arrow") -> str:
 
 
 def near(corner: Point, other: Point, radius: float = 10) -> Point:
-    """Return the point that is so far from a corner, on the line to another point."""
+    """Return the point at a distance from a corner, on the line to another point."""
     (x1, y1), (x2, y2) = corner, other
     part = radius / (abs(x2 - x1) + abs(y2 - y1))
     return x1 + (x2 - x1) * part, y1 + (y2 - y1) * part
 
 
 def sign(number: float) -> int:
-    """Return 1 for what is greater than 0, else -1."""
+    """Return 1 for a number greater than 0, else -1."""
     return 1 if number > 0 else -1
 
 
@@ -219,7 +219,7 @@ def sign(number: float) -> int:
 
 
 def status_drawing(chart: Chart, transitions: Mapping[Any, Mapping[Any, str]]) -> str:
-    """Return the drawing of a table of statuses: where each may go, and why."""
+    """Return the drawing of a table of transitions, with their causes."""
     table = {one.value: {to.value: why for to, why in after.items()} for one, after in transitions.items()}
     bundled = [to for to in table if is_bundled(table, to)]
     shapes = [shape for to in bundled for shape in bundle(chart, table, to)]
@@ -236,7 +236,7 @@ def status_drawing(chart: Chart, transitions: Mapping[Any, Mapping[Any, str]]) -
 
 
 def place_of(chart: Chart, name: str) -> Place:
-    """Return the place of a status, or say that a new one needs a place."""
+    """Return the place of a status; raise an error if a new status has none."""
     if name not in chart.places:
         raise ValueError(f"{chart.title}: {name!r} has no place; add one to the chart in tests/docs/drawings.py")
     return chart.places[name]
@@ -249,13 +249,13 @@ def status(chart: Chart, name: str) -> list[str]:
     return [box, text(x, y + 4, name, "name")]
 
 
-# --- arrows of their own
+# --- single arrows
 
 
 def route(chart: Chart, one: str, to: str, *, both_ways: bool) -> tuple[list[Point], Label]:
     """Return the points of an arrow, and where its cause stands."""
     start, end = place_of(chart, one), place_of(chart, to)
-    aside = 6 if both_ways else 0  # so that there is room for the arrow that goes back
+    aside = 6 if both_ways else 0  # leaves space for the arrow back
     if start.x == end.x:
         return vertical(start, end, aside)
     if start.y != end.y:
@@ -297,7 +297,7 @@ def vertical(start: Place, end: Place, aside: float) -> tuple[list[Point], Label
 def around_a_corner(chart: Chart, start: Place, end: Place) -> tuple[list[Point], Label]:
     """Return an arrow to another row and column: its level part is at the lower end, with the cause below it.
 
-    The cause begins at the corner, and goes on to the middle of the status at the other end.
+    The cause begins at the corner, and continues to the middle of the status at the other end.
     """
     down, way = end.y > start.y, sign(end.x - start.x)
     if down:
@@ -316,7 +316,7 @@ def around_a_corner(chart: Chart, start: Place, end: Place) -> tuple[list[Point]
 
 
 def is_bundled(table: Table, to: str) -> bool:
-    """Whether nearly all other statuses lead to this one."""
+    """Return whether nearly all other statuses lead to this one."""
     return len(without(table, to)) <= FEW
 
 
@@ -326,7 +326,7 @@ def without(table: Table, to: str) -> list[str]:
 
 
 def bundle(chart: Chart, table: Table, to: str) -> list[str]:
-    """Return one arrow in the place of many: its card says from which statuses, and why."""
+    """Return one arrow in place of many: its card names their statuses and causes."""
     x, y, _ = place_of(chart, to)
     rows = card_rows(table, to)
     width = max((indent + len(line)) * (BOLD if kind == "head" else LETTER) for indent, line, kind in rows) + 24
@@ -374,7 +374,7 @@ def layers_of(pyproject: str) -> dict[str, list[list[str]]]:
 
 
 def _list_in(contract: str, name: str) -> list[str]:
-    """Return a list of texts of a TOML file, which is written as in Python (3.10 has no ``tomllib``)."""
+    """Return a list of texts from a TOML file, parsed as Python (3.10 has no ``tomllib``)."""
     found = re.search(rf"^{name} = (\[.*?\])$", contract, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError(f"a contract of layers must have {name!r}, got {contract!r}")
@@ -382,7 +382,7 @@ def _list_in(contract: str, name: str) -> list[str]:
 
 
 def layers_drawing(pyproject: str) -> str:
-    """Return the drawing of the layers of ``tfos_nb`` and, beside it, of those of its package ``runtime``."""
+    """Return the drawing of the layers of ``tfos_nb``, beside those of its package ``runtime``."""
     layers = layers_of(pyproject)
     outer, inner = layers["tfos_nb"], layers[f"tfos_nb.{OPENED}"]
     top = 50
@@ -403,7 +403,7 @@ def layers_drawing(pyproject: str) -> str:
 
 
 def wedge(opened: float, top: float, bottom: float) -> str:
-    """Return the outline of a layer on the left that becomes the ground of the stack on the right."""
+    """Return the outline that widens from a layer on the left to the stack on the right."""
     edge = LEFT + LEFT_WIDTH
     ground = f"H{RIGHT + RIGHT_WIDTH - 8} q8,0 8,8 V{bottom - 8} q0,8 -8,8 H{RIGHT}"
     layer = f"H{LEFT + 8} q-8,0 -8,-8 V{opened + 8} q0,-8 8,-8z"
@@ -411,7 +411,7 @@ def wedge(opened: float, top: float, bottom: float) -> str:
 
 
 def stack(layers: Sequence[Sequence[str]], left: float, width: float, top: float) -> list[str]:
-    """Return layers one upon the other, each with its names, which have the same room between them."""
+    """Return layers above each other, each with its names, evenly spaced."""
     shapes = []
     for number, names in enumerate(layers):
         y = top + number * (FLOOR + GAP)

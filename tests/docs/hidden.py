@@ -1,6 +1,6 @@
-"""What the pages' blocks stand on and do not show: a cell for each page, which runs before its first block.
+"""Definitions that the pages' blocks need and do not show: a cell for each page, which runs before its first block.
 
-Text and not functions, so that what it defines is the notebook's own, and travels to the nodes by value.
+They are text and not functions, so that their definitions belong to the notebook and go to the nodes by value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of docs/kubernetes, as kustomize renders them, and whom the policies among them let through."""
+"""The files of docs/kubernetes as kustomize renders them, and the connections that their policies allow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEMPLATES = ("executor.yaml", "executor-gpu.yaml")
 
 
 class _Strictly(yaml.SafeLoader):
-    """As the API server reads: a key that is there twice is an error."""
+    """A loader that treats a duplicate key as an error, like the API server."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -55,7 +55,7 @@ def read(name: str) -> list[Object]:
 
 @functools.cache
 def rendered() -> list[Object]:
-    """Do what kustomize does with so much of its language as the folder uses; more is refused."""
+    """Render the folder as kustomize does; only the features that the folder uses are supported."""
     (told,) = read("kustomization.yaml")
     assert told.keys() <= {"apiVersion", "kind", "resources", "generatorOptions", "configMapGenerator"}
     assert told["generatorOptions"] == {"disableNameSuffixHash": True}
@@ -75,7 +75,7 @@ def get(kind: str, name: str) -> Object:
 
 @functools.cache
 def settings() -> dict[str, str]:
-    """Return what is in spark-defaults.conf."""
+    """Return the settings of spark-defaults.conf."""
     lines = [line for line in text_of("spark-defaults.conf").splitlines() if line and not line.startswith("#")]
     found = {line.split()[0]: line.split(None, 1)[1] for line in lines}
     assert len(found) == len(lines), "a setting is there twice"
@@ -92,7 +92,7 @@ def notebook() -> Object:
 
 
 def executor(template: str) -> Object:
-    """Return an executor's pod as its template has it."""
+    """Return an executor's pod from its template."""
     (pod,) = read(template)
     return pod
 
@@ -103,12 +103,12 @@ def container(pod: Object) -> Object:
 
 
 def mounts(pod: Object) -> dict[str, str]:
-    """Return where each volume of a pod is."""
+    """Return the path of each volume of a pod."""
     return {one["name"]: one["mountPath"] for one in container(pod)["volumeMounts"]}
 
 
 def variables() -> dict[str, str]:
-    """Return the environment of the notebook's container, with what refers to others written out as Kubernetes does."""
+    """Return the variables of the notebook's container, with references to others replaced as by Kubernetes."""
     found: dict[str, str] = {}
     for one in container(notebook())["env"]:
         given = one.get("value") or f"<{one['valueFrom']['fieldRef']['fieldPath']}>"
@@ -117,7 +117,7 @@ def variables() -> dict[str, str]:
 
 
 def dockerfile() -> tuple[str, dict[str, str]]:
-    """Return the image's recipe, an instruction a line, and its variables."""
+    """Return the Dockerfile, with one instruction a line, and its variables."""
     text = text_of("Dockerfile").replace("\\\n", "")
     told = re.findall(r"^(?:ARG|ENV) (.*)$", text, re.MULTILINE)
     return text, dict(pair for line in told for pair in re.findall(r"(\w+)=(\S+)", line))
@@ -137,13 +137,13 @@ class Pod:
         return cls(frozenset(labels.items()))
 
     def wears(self, selector: Object) -> bool:
-        """Whether it is among those that are selected."""
+        """Whether the selector matches this pod."""
         assert selector.keys() == {"matchLabels"}
         return bool(selector["matchLabels"].items() <= self.labels)
 
 
 def ports_open(source: Pod, target: Pod) -> set[int]:
-    """Return the ports at which one pod may connect to another: all, if no policy is about that one."""
+    """Return the ports at which one pod may connect to another: all, if no policy selects the other."""
     policies = [one["spec"] for one in rendered() if one["kind"] == "NetworkPolicy"]
     about = [spec for spec in policies if target.wears(spec["podSelector"])]
     assert all(spec["policyTypes"] == ["Ingress"] for spec in about)

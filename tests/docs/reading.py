@@ -1,4 +1,4 @@
-"""The code blocks of the README and of docs/, and what a comment before a block says of it."""
+"""Read the code blocks of the README and of docs/, and the comment before a block."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SAID = re.compile(r"<!-- (?:not run: (?P<why>.+?)|run as: (?P<name>\S+)) -->\s*
 class Block:
     """One fenced block.
 
-    ``why_not`` is the reason of ``<!-- not run: … -->`` before it; empty if it is run. ``run_as`` is the name of
-    ``<!-- run as: … -->``: a test of its own runs it, with what it wants: a cluster, or a process without a session.
+    ``why_not`` is the reason in ``<!-- not run: … -->`` before it; it is empty if the block runs. ``run_as`` is the
+    name in ``<!-- run as: … -->``: a separate test runs the block with a cluster, or in a process without a session.
     """
 
     page: str
@@ -31,7 +31,7 @@ class Block:
 
     @property
     def in_turn(self) -> bool:
-        """Whether it is run with the page's others."""
+        """Whether it runs after the page's other blocks."""
         return not (self.why_not or self.run_as)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Read a page's blocks; one that is indented and not fenced has no language."""
+    """Return a page's blocks; an indented block has no language."""
     found: list[Block] = []
     said = None
     for token in MarkdownIt("commonmark").parse(PAGES[page].read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says and draws stands in the code: modules, imports, classes, functions and constants."""
+"""docs/architecture.md agrees with the code: modules, imports, classes, functions, constants and drawings."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ CONSTANT = re.compile(r"_?[A-Z][A-Z_]+")
 
 
 def code_in(text: str) -> list[str]:
-    """Return what stands between backticks, outside blocks."""
+    """Return the texts between backticks, outside blocks."""
     inline = (child for token in MarkdownIt("commonmark").parse(text) for child in token.children or ())
     return [child.content for child in inline if child.type == "code_inline"]
 
 
 def hops(line: str) -> list[tuple[str, str, str]]:
-    """Return a line's neighbouring modules, each pair with what is between: an import, or another way."""
+    """Return the pairs of neighbouring modules in a line, each with its arrow: an import, or another connection."""
     modules = re.split(r" ([-~]>) ", line.partition("#")[0].strip())
     return list(zip(modules[:-2:2], modules[1::2], modules[2::2], strict=True))
 
@@ -58,7 +58,7 @@ def modules_in(line: str) -> set[str]:
 
 @functools.cache
 def code() -> dict[str, ast.Module]:
-    """Return all modules and rooms, by their names behind ``tfos_nb.``."""
+    """Return all modules and packages, by their names after ``tfos_nb.``."""
     root = CHECKOUT / PACKAGE.rstrip(".")
     files = {file: ".".join(file.relative_to(root).with_suffix("").parts) for file in root.rglob("*.py")}
     return {name.removesuffix(".__init__"): ast.parse(file.read_text("utf-8")) for file, name in files.items()}
@@ -66,7 +66,7 @@ def code() -> dict[str, ast.Module]:
 
 @functools.cache
 def imported_by(module: str) -> frozenset[str]:
-    """Return what a module imports, at its top, within functions, or for type checking alone."""
+    """Return what a module imports: at its top, within functions, or for type checking only."""
     found: set[str] = set()
     for node in ast.walk(code()[module]):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def members() -> dict[str, set[str]]:
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:
-    """Give the names that are defined, or given a value, in a class or a module and below."""
+    """Yield the names that are defined or assigned in a class or a module, at any depth."""
     for one in ast.walk(node):
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield one.name
@@ -105,15 +105,15 @@ def _names_in(node: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def names() -> frozenset[str]:
-    """Return what is defined anywhere."""
+    """Return the names that are defined anywhere."""
     return frozenset(itertools.chain.from_iterable(map(_names_in, code().values())))
 
 
-# --- what is wrong
+# --- faults
 
 
 def missing_modules(text: str) -> list[str]:
-    """Return the modules that a text names, in blocks or between backticks, and that are not there."""
+    """Return the missing modules that a text names, in blocks or between backticks."""
     blocks = (token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "fence")
     shown = {module for block in blocks for line in block.splitlines() for module in modules_in(line)}
     told = {one for one in code_in(text) if MODULE.fullmatch(one)} - WORDS
@@ -125,7 +125,7 @@ def is_imported(one: str, other: str) -> bool:
 
 
 def missing_names(text: str) -> list[str]:
-    """Return the classes, functions and constants between backticks that are not there."""
+    """Return the missing classes, functions and constants that a text names between backticks."""
     return [one for one in code_in(text) if one not in THEIRS and not _is_there(one)]
 
 
@@ -140,12 +140,12 @@ def _is_there(one: str) -> bool:
 # --- the tests
 
 
-def test_every_module_that_the_page_names_is_there() -> None:
+def test_every_module_on_the_page_exists() -> None:
     assert len({one for one in code_in(TEXT) if one in code()}) > 40
     assert missing_modules(TEXT) == []
 
 
-def test_every_line_of_a_block_is_a_chain_and_says_how_it_goes_on_without_an_import() -> None:
+def test_every_line_of_a_block_is_a_chain_and_explains_steps_without_import() -> None:
     assert len(LINES) > 30
     found = {line: LINE.fullmatch(line) for line in LINES}
     assert [line for line, match in found.items() if not match or ("~>" in line) != bool(match["why"])] == []
@@ -154,18 +154,18 @@ def test_every_line_of_a_block_is_a_chain_and_says_how_it_goes_on_without_an_imp
 @pytest.mark.parametrize(
     ("one", "other"), sorted({(one, other) for line in LINES for one, arrow, other in hops(line) if arrow == "->"})
 )
-def test_an_import_that_the_page_shows_is_in_the_code(one: str, other: str) -> None:
+def test_an_import_on_the_page_exists_in_the_code(one: str, other: str) -> None:
     assert is_imported(one, other)
 
 
 @pytest.mark.parametrize(
     ("one", "other"), sorted({(one, other) for line in LINES for one, arrow, other in hops(line) if arrow == "~>"})
 )
-def test_a_handover_without_an_import_that_the_page_shows_has_none_in_the_code(one: str, other: str) -> None:
+def test_a_step_without_import_on_the_page_has_none_in_the_code(one: str, other: str) -> None:
     assert not is_imported(one, other)
 
 
-def test_each_line_of_a_block_goes_on_from_one_above_it() -> None:
+def test_each_line_of_a_block_has_a_module_of_a_line_above() -> None:
     for block in blocks_of("architecture"):
         first, *others = block.text.splitlines()
         seen = modules_in(first)
@@ -174,7 +174,7 @@ def test_each_line_of_a_block_goes_on_from_one_above_it() -> None:
             seen |= modules_in(line)
 
 
-def test_every_class_function_and_constant_that_the_page_names_is_there() -> None:
+def test_every_class_function_and_constant_on_the_page_exists() -> None:
     assert missing_names(TEXT) == []
 
 
@@ -187,7 +187,7 @@ def test_every_class_function_and_constant_that_the_page_names_is_there() -> Non
         ("```text\ndriver.roster ~> driver.membership  # gRPC\n```", "driver.roster"),
     ],
 )
-def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
+def test_a_missing_module_is_detected(text: str, fault: str) -> None:
     assert missing_modules(text) == [fault]
 
 
@@ -199,18 +199,18 @@ def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
         ("driver.roster", "driver.feed_controller", False),
         ("magics.cluster", "cluster", True),  # within a function
         ("cluster_inference", "runtime.inference.serving", True),
-        ("runtime.program.tensorflow_cluster", "runtime.program.coordinator_steps", True),  # for type checking too
+        ("runtime.program.tensorflow_cluster", "runtime.program.coordinator_steps", True),  # for type checking only
         ("runtime.feed.transfer", "runtime.control.wire", True),  # from runtime.control import wire
     ],
 )
-def test_an_import_is_found_wherever_it_stands_and_one_that_is_gone_is_not(one: str, other: str, there: bool) -> None:
+def test_imports_are_found_anywhere_in_a_module(one: str, other: str, there: bool) -> None:
     assert is_imported(one, other) is there
 
 
 @pytest.mark.parametrize(
     "name", ["Rooster", "Roster.heard()", "ClusterOutcome.sealed", "feed_jobs()", "ctx.datasets()", "HANDED_ON"]
 )
-def test_a_name_that_is_not_there_is_found(name: str) -> None:
+def test_a_missing_name_is_detected(name: str) -> None:
     assert missing_names(f"`{name}`") == [name]
 
 
@@ -218,7 +218,7 @@ def test_a_name_that_is_not_there_is_found(name: str) -> None:
     ("heading", "table"),
     [("Node status transitions", TRANSITIONS), ("Cluster status transitions", CLUSTER_TRANSITIONS)],
 )
-def test_the_table_of_statuses_is_that_of_the_code(heading: str, table: Any) -> None:
+def test_the_table_of_statuses_matches_the_code(heading: str, table: Any) -> None:
     made = [f"| {one.value} | {to.value} | {why} |" for one, after in table.items() for to, why in after.items()]
     section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| ")] == ["| from | to | when |", *made]
@@ -230,14 +230,14 @@ PYPROJECT = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def with_change(table: Mapping[Any, Mapping[Any, str]], one: Any, to: Any) -> dict[Any, dict[Any, str]]:
-    """Return a table without a transition that it has, or with one that it does not have."""
+    """Return a table without this transition, or with it if the table lacks it."""
     changed = {status: dict(after) for status, after in table.items()}
     if changed[one].pop(to, None) is None:
         changed[one][to] = "for a cause of its own"
     return changed
 
 
-def test_the_drawings_are_those_that_the_code_makes() -> None:
+def test_the_drawings_are_up_to_date() -> None:
     there = {path.name: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
     assert there.keys() == drawings().keys()
     assert [name for name, drawn in drawings().items() if there[name] != drawn] == [], "run make drawings"
@@ -249,7 +249,7 @@ def test_the_page_shows_each_drawing_and_describes_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(("chart", "table"), [(NODE, TRANSITIONS), (CLUSTER, CLUSTER_TRANSITIONS)])
-def test_a_transition_that_is_gone_or_new_or_has_another_cause_changes_the_drawing(chart: Chart, table: Any) -> None:
+def test_a_changed_transition_changes_the_drawing(chart: Chart, table: Any) -> None:
     drawn = status_drawing(chart, table)
     for one, to in itertools.permutations(table, 2):
         changed = with_change(table, one, to)
@@ -258,7 +258,7 @@ def test_a_transition_that_is_gone_or_new_or_has_another_cause_changes_the_drawi
         assert (status_drawing(chart, other_cause) == drawn) is (other_cause == table), f"{one.value} to {to.value}"
 
 
-def test_the_layers_are_those_of_the_contracts() -> None:
+def test_the_layers_are_read_from_the_contracts() -> None:
     layers = layers_of(PYPROJECT)
     assert layers.keys() == {"tfos_nb", "tfos_nb.runtime"}
     assert layers["tfos_nb"][0] == ["demo", "__main__", "compat"]
@@ -275,6 +275,6 @@ def test_the_layers_are_those_of_the_contracts() -> None:
         ('    "program",\n    "datasets",\n', '    "datasets",\n    "program",\n'),
     ],
 )
-def test_a_layer_that_is_gone_new_or_elsewhere_changes_the_drawing(written: str, instead: str) -> None:
+def test_a_changed_layer_changes_the_drawing(written: str, instead: str) -> None:
     assert PYPROJECT.count(written) == 1
     assert layers_drawing(PYPROJECT.replace(written, instead)) != layers_drawing(PYPROJECT)

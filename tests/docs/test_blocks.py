@@ -1,4 +1,4 @@
-"""Every code block of the README and of docs/ is run, or says why not; a page's blocks run in their order."""
+"""Run every code block of the README and of docs/, unless it says why not; a page's blocks run in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ELSEWHERE = ("hdfs:///", "s3://bucket/")
 
 
 def python_of(block: Block) -> str:
-    """Return the Python in a block; of a difference, what it changes to."""
+    """Return the Python of a block; for a diff, the new text."""
     if block.language == "diff":
         return "\n".join(line[1:] for line in block.text.splitlines() if line.startswith(("+", " ")))
     return block.text if block.language == "python" else ""
@@ -56,9 +56,9 @@ MANY_CLUSTERS = {
 def shell(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[InteractiveShell]:
-    """A notebook's shell in a folder of its own, with the session that is there and what the page does not show."""
+    """A notebook's shell in a new folder, with the tests' session and its hidden definitions."""
     for name, value in os.environ.items():
-        monkeypatch.setenv(name, value)  # so that what a block sets is taken back
+        monkeypatch.setenv(name, value)  # so that variables that a block sets are restored
     for name in ("TFOS_NB_PROXY_URL", "TFOS_SERVER_PORT", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -110,36 +110,36 @@ InteractiveShell.instance().run_line_magic("load_ext", "tfos_nb")
 """
 
 
-def test_a_session_is_started_and_stopped_where_there_is_none(tmp_path: Path) -> None:
+def test_a_session_is_started_and_stopped_if_none_is_active(tmp_path: Path) -> None:
     with as_written("magics-spark", {"/data": str(tmp_path)}, tmp_path, first=NOTEBOOK) as running:
         outcome(running)
     said = running.log.read_text(errors="replace")
     assert "local[4,4]" in said
     blocks = tmp_path / "spark"
-    # Spark's JVM removes its own directory there as it ends, which Python does not wait for.
+    # Spark's JVM removes its directory when it ends, which Python does not wait for.
     assert until(lambda: not list(blocks.iterdir())), f"left where its blocks were: {list(blocks.iterdir())}"
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
-def test_the_commands_of_a_block_are_there_with_their_options(block: Block) -> None:
+def test_the_commands_of_a_block_exist_with_their_options(block: Block) -> None:
     assert faults_of(block.text, allowed=not block.in_turn) == []
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not], ids=str)
-def test_a_block_that_cannot_run_here_says_why_and_is_python_all_the_same(block: Block) -> None:
+def test_a_block_that_cannot_run_here_says_why_and_is_valid_python(block: Block) -> None:
     ast.parse(TransformerManager().transform_cell(python_of(block)))
     pytest.skip(f"{block}: not run: {block.why_not}")
 
 
 @pytest.mark.parametrize("name", [block.run_as for block in BLOCKS if block.run_as])
-def test_a_block_that_wants_more_than_its_page_is_run_by_a_test_that_has_it(name: str) -> None:
+def test_a_block_with_run_as_is_run_by_exactly_one_test(name: str) -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests").rglob("test_*.py"))
     assert len(re.findall(rf'as_written\(\s*"{name}"', tests)) == 1
 
 
-def test_each_block_says_its_language_and_none_is_indented() -> None:
+def test_each_block_names_its_language_and_none_is_indented() -> None:
     assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
 
 
-def test_what_is_hidden_is_of_pages_that_are_there() -> None:
+def test_hidden_cells_belong_to_existing_pages() -> None:
     assert OF_PAGE.keys() <= PAGES.keys() & set(RUN_ON)

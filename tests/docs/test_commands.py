@@ -1,4 +1,4 @@
-"""Commands in the pages' text, and whether a wrong one would be found."""
+"""Commands in the pages' text, and whether a wrong one is detected."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.docs.reading import PAGES
         ("maek demo", "an unknown command"),
     ],
 )
-def test_a_command_that_is_wrong_is_found(command: str, fault: str) -> None:
+def test_a_wrong_command_is_detected(command: str, fault: str) -> None:
     assert faults_of(command) == [f"{' '.join(shlex.split(command))}: {fault}"]
 
 
-def test_commands_within_the_text_are_there_too() -> None:
+def test_commands_within_the_text_exist() -> None:
     command = re.compile(r"`((?:make|python -m tfos_nb) [^`]+)`")
     written = [text for page in PAGES.values() for text in command.findall(page.read_text(encoding="utf-8"))]
     assert len(written) > 10

@@ -1,4 +1,4 @@
-"""How the drawings of docs/architecture.md look: no text lies on another, and many arrows are drawn as one."""
+"""Layout of the drawings of docs/architecture.md: texts do not overlap, and many arrows are drawn as one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Area(NamedTuple):
-    """What a text or a rectangle covers; the width of a text is an estimate."""
+    """Area of a text or a rectangle; the width of a text is an estimate."""
 
     left: float
     top: float
@@ -35,7 +35,7 @@ class Area(NamedTuple):
 
 
 def areas(drawn: str, kind: str) -> list[Area]:
-    """Return what the elements of a kind cover, but for those that are turned."""
+    """Return the areas of the elements of a kind, except rotated ones."""
     return [_area(one) for one in ElementTree.fromstring(drawn).iter(SVG + kind) if "transform" not in one.attrib]
 
 
@@ -49,7 +49,7 @@ def _area(element: ElementTree.Element) -> Area:
 
 
 def crowded(drawn: str) -> list[tuple[str, str]]:
-    """Return the texts that lie on another text or on an edge of a rectangle, or that leave the drawing."""
+    """Return the texts that overlap another text or an edge of a rectangle, or that leave the drawing."""
     texts, rectangles = areas(drawn, "text"), areas(drawn, "rect")
     found = [(one.what, other.what) for one, other in itertools.combinations(texts, 2) if one.meets(other)]
     return found + [(text.what, one.what) for text in texts for one in rectangles if _is_on_edge(text, one)]
@@ -60,7 +60,7 @@ def _is_on_edge(text: Area, rectangle: Area) -> bool:
 
 
 @pytest.mark.parametrize("name", drawings())
-def test_no_text_lies_on_another_or_on_an_edge(name: str) -> None:
+def test_no_text_overlaps_another_or_an_edge(name: str) -> None:
     assert len(areas(drawings()[name], "text")) > 15
     assert crowded(drawings()[name]) == []
 
@@ -77,27 +77,27 @@ def test_no_text_lies_on_another_or_on_an_edge(name: str) -> None:
         ),
     ],
 )
-def test_a_text_that_is_too_long_for_its_place_is_found(name: str, written: str, instead: str) -> None:
+def test_a_text_too_long_for_its_place_is_detected(name: str, written: str, instead: str) -> None:
     assert written in drawings()[name]
     assert crowded(drawings()[name].replace(written, instead)) != []
 
 
 @pytest.mark.parametrize("name", drawings())
-def test_a_drawing_says_what_it_is(name: str) -> None:
+def test_a_drawing_has_a_title_and_a_description(name: str) -> None:
     title, description = list(ElementTree.fromstring(drawings()[name]))[:2]
     assert (title.tag, description.tag) == (f"{SVG}title", f"{SVG}desc")
     assert title.text
     assert description.text
 
 
-def test_one_arrow_stands_for_many_and_names_the_statuses_that_it_does_not_come_from() -> None:
+def test_a_bundled_arrow_names_the_statuses_that_it_does_not_come_from() -> None:
     failed_stays = {one: dict(after) for one, after in TRANSITIONS.items()}
     del failed_stays[NodeStatus.FAILED][NodeStatus.LOST]
     assert "but FAILED and STOPPED" not in status_drawing(NODE, TRANSITIONS)
     assert "but FAILED and STOPPED" in status_drawing(NODE, failed_stays)
 
 
-def test_statuses_that_few_others_lead_to_have_arrows_of_their_own() -> None:
+def test_statuses_that_few_others_lead_to_have_separate_arrows() -> None:
     few = {one: dict(after) for one, after in TRANSITIONS.items()}
     for one in (NodeStatus.PLANNED, NodeStatus.RESERVED, NodeStatus.FAILED):
         del few[one][NodeStatus.STOPPED]

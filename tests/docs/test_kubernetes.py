@@ -1,6 +1,6 @@
-"""The manifests of docs/kubernetes: Kubernetes knows every field, and what they say in several places is one thing.
+"""The manifests of docs/kubernetes: every field is valid, and values in several places agree.
 
-No cluster is here, so nothing of them is run.
+No Kubernetes cluster is available, so the manifests are not applied.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PODS = [notebook(), *map(executor, TEMPLATES)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_knows_every_field_of_every_object_and_pod_template(version: str) -> None:
+def test_every_object_and_pod_template_is_valid_for_kubernetes(version: str) -> None:
     assert len(rendered()) == 10
     for one in (*rendered(), *map(executor, TEMPLATES)):
         kubernetes_validate.validate(one, version, strict=True)
@@ -66,7 +66,7 @@ def test_kubernetes_knows_every_field_of_every_object_and_pod_template(version: 
         ("Service", "notebook", ("spec", "ports", 0, "port"), "driver"),
     ],
 )
-def test_a_field_that_is_wrong_is_found(kind: str, name: str, path: tuple[Any, ...], value: object) -> None:
+def test_a_wrong_field_is_detected(kind: str, name: str, path: tuple[Any, ...], value: object) -> None:
     one = inner = copy.deepcopy(get(kind, name))
     for step in path[:-1]:
         inner = inner[step]
@@ -81,7 +81,7 @@ def test_no_file_names_the_namespace() -> None:
     assert not any("spark.kubernetes.namespace" in key for key in settings())
 
 
-def test_kustomize_renders_the_same() -> None:
+def test_kustomize_renders_the_same_objects() -> None:
     known = (["kustomize", "build"], ["kubectl", "kustomize"])
     command = next((words for words in known if shutil.which(words[0])), None)
     if command is None:
@@ -105,7 +105,7 @@ FREE = set(range(32768, 61000))
 
 
 def spark_ports(key: str) -> range:
-    """Return the ports that Spark may take: the first, and one for each try after it."""
+    """Return the ports that Spark may use: the first, and one for each retry."""
     first = int(settings()[key])
     return range(first, first + int(settings()["spark.port.maxRetries"]) + 1)
 
@@ -115,24 +115,24 @@ DOOR = allowed_ports("TFOS_SERVER_PORT", variables())
 
 
 @pytest.mark.parametrize("node", EXECUTORS)
-def test_executors_reach_each_other_and_of_the_notebook_what_they_need_and_no_more(node: Pod) -> None:
+def test_executors_reach_each_other_and_only_the_needed_ports_of_the_notebook(node: Pod) -> None:
     assert ports_open(node, NOTEBOOK) == {*DRIVER, *BLOCKS, *DOOR}
     assert all(ports_open(node, other) >= FREE | set(BLOCKS) for other in EXECUTORS)
 
 
 @pytest.mark.parametrize("node", EXECUTORS)
-def test_nothing_is_dialled_from_the_driver_but_the_blocks_that_spark_fetches(node: Pod) -> None:
+def test_the_driver_connects_only_to_the_block_managers_of_executors(node: Pod) -> None:
     assert ports_open(NOTEBOOK, node) == {BLOCKS[0]}
 
 
-def test_nobody_else_reaches_anything_but_a_proxy_jupyter() -> None:
+def test_other_pods_reach_nothing_and_a_proxy_reaches_only_jupyter() -> None:
     assert not any(ports_open(STRANGER, target) for target in (NOTEBOOK, *EXECUTORS))
     assert not any(ports_open(PROXY, node) for node in EXECUTORS)
     assert ports_open(PROXY, NOTEBOOK) == {8888} == {port["containerPort"] for port in container(notebook())["ports"]}
     assert "--port=8888" in container(notebook())["command"]
 
 
-def test_the_service_and_the_page_name_the_ports_that_are_taken() -> None:
+def test_the_service_and_the_page_name_the_ports_in_use() -> None:
     taken = [*DRIVER, *BLOCKS, *DOOR]
     assert len(set(taken)) == len(taken)
     assert not FREE & set(taken), "another connection may have taken it"
@@ -143,7 +143,7 @@ def test_the_service_and_the_page_name_the_ports_that_are_taken() -> None:
     assert f"| notebook | executors | {BLOCKS[0]}, `spark.blockManager.port` |" in page
 
 
-def test_a_selector_selects_the_notebook_or_the_executors_and_never_both() -> None:
+def test_a_selector_matches_either_the_notebook_or_the_executors() -> None:
     own = get("StatefulSet", "notebook")["spec"]["selector"]
     assert get("Service", "notebook")["spec"]["selector"] == own["matchLabels"]
     for selector in (own, get("NetworkPolicy", "notebook")["spec"]["podSelector"]):
@@ -154,16 +154,16 @@ def test_a_selector_selects_the_notebook_or_the_executors_and_never_both() -> No
     assert not NOTEBOOK.wears(selector)
 
 
-# --- what is said in several places
+# --- values in several places
 
 
-def test_the_driver_is_found_by_the_name_of_the_service() -> None:
+def test_the_driver_is_reached_by_the_name_of_the_service() -> None:
     assert settings()["spark.driver.host"] == get("Service", "notebook")["metadata"]["name"]
     assert settings()["spark.driver.host"] == get("StatefulSet", "notebook")["spec"]["serviceName"]
     assert "TFOS_SERVER_HOST" not in variables()
 
 
-def test_the_pod_says_where_it_is_and_its_session_is_no_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pod_names_its_place_and_its_session_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
     given = variables()["PYSPARK_SUBMIT_ARGS"]
     assert re.fullmatch(
         r"--master k8s://https://\S+:\d+ --conf spark\.kubernetes\.namespace=<metadata\.namespace> "
@@ -174,7 +174,7 @@ def test_the_pod_says_where_it_is_and_its_session_is_no_local_one(monkeypatch: p
     assert named_spark()
 
 
-def test_what_an_object_refers_to_is_there() -> None:
+def test_objects_refer_to_existing_objects() -> None:
     account = get("ServiceAccount", notebook()["spec"]["serviceAccountName"])["metadata"]
     (subject,) = get("RoleBinding", "tfos-nb")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": account["name"]}
@@ -189,7 +189,7 @@ def test_what_an_object_refers_to_is_there() -> None:
         ]
 
 
-def test_spark_finds_its_settings_and_the_templates_where_they_are_mounted() -> None:
+def test_sparks_settings_and_the_templates_are_mounted_where_spark_reads_them() -> None:
     maps = {one["name"]: one["configMap"]["name"] for one in notebook()["spec"]["volumes"] if "configMap" in one}
     there = {f"{mounts(notebook())[name]}/{file}" for name, of in maps.items() for file in get("ConfigMap", of)["data"]}
     asked = [given["spark.kubernetes.executor.podTemplateFile"] for given in (settings(), of_gpus())]
@@ -198,7 +198,7 @@ def test_spark_finds_its_settings_and_the_templates_where_they_are_mounted() -> 
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_says_what_the_settings_say(name: str) -> None:
+def test_a_template_agrees_with_the_settings(name: str) -> None:
     pod = executor(name)
     assert container(pod)["name"] == settings()["spark.kubernetes.executor.podTemplateContainerName"]
     grace = settings()["spark.kubernetes.executor.terminationGracePeriodSeconds"]
@@ -207,7 +207,7 @@ def test_a_template_says_what_the_settings_say(name: str) -> None:
     assert [volume for volume in mounts(pod) if volume.startswith("spark-local-dir-")] == ["spark-local-dir-1"]
 
 
-def test_the_templates_differ_in_what_a_gpu_needs_alone() -> None:
+def test_the_templates_differ_only_in_what_a_gpu_needs() -> None:
     plain, gpu = map(executor, TEMPLATES)
     resource = f"{of_gpus()['spark.executor.resource.gpu.vendor']}/gpu"
     amount = int(of_gpus()["spark.executor.resource.gpu.amount"])
@@ -217,7 +217,7 @@ def test_the_templates_differ_in_what_a_gpu_needs_alone() -> None:
     assert gpu == plain
 
 
-def test_all_pods_are_one_user_with_one_image_and_one_shared_path() -> None:
+def test_all_pods_have_the_same_user_image_and_shared_path() -> None:
     (security,) = {yaml.safe_dump(pod["spec"]["securityContext"]) for pod in PODS}
     user, group = (yaml.safe_load(security)[key] for key in ("runAsUser", "runAsGroup"))
     assert f"useradd --uid {user} " in dockerfile()[0]
@@ -227,7 +227,7 @@ def test_all_pods_are_one_user_with_one_image_and_one_shared_path() -> None:
     assert "--ServerApp.root_dir=/shared" in container(notebook())["command"]
 
 
-def test_spark_asks_the_api_server_for_nothing_that_the_role_lacks() -> None:
+def test_sparks_requests_to_the_api_server_are_allowed_by_the_role() -> None:
     allowed = {resource for rule in get("Role", "tfos-nb")["rules"] for resource in rule["resources"]}
     assert allowed == {"pods", "configmaps"}
     for key in ("service.deleteOnTermination", "ownPersistentVolumeClaim", "reusePersistentVolumeClaim"):
@@ -246,7 +246,7 @@ def of_gpus() -> dict[str, str]:
 
 @functools.cache
 def spark_constants() -> bytes:
-    """Return the classes in which Spark names its settings and its pods' labels and volumes."""
+    """Return the bytes of Spark's classes that name its settings and its pods' labels and volumes."""
     found = []
     for jar in sorted((Path(pyspark.__file__).parent / "jars").glob("spark-*.jar")):
         with zipfile.ZipFile(jar) as opened:
@@ -256,12 +256,12 @@ def spark_constants() -> bytes:
 
 
 def is_constant(text: str) -> bool:
-    """Whether a class file has it: the kind of entry, the length, and the text."""
+    """Whether a class file has this constant: the kind of entry, the length, and the text."""
     return b"\x01" + len(text).to_bytes(2, "big") + text.encode() in spark_constants()
 
 
 def is_setting(key: str) -> bool:
-    """Whether Spark has a setting of this name; those of a resource it puts together."""
+    """Whether Spark has a setting of this name; Spark composes the names of a resource's settings."""
     head, of_a_resource, tail = key.partition(".resource.gpu.")
     return is_constant(head) and is_constant(tail) if of_a_resource else is_constant(key)
 
@@ -273,7 +273,7 @@ def test_spark_knows_every_setting() -> None:
     assert not is_setting("spark.executor.resource.gpu.amounts")
 
 
-def test_spark_itself_puts_the_label_by_which_policies_know_executors_and_knows_the_volume_by_its_name() -> None:
+def test_the_policies_label_and_the_volumes_name_are_sparks_own() -> None:
     assert all(is_constant(part) for part in (*SPARK_ROLE, *SPARK_ROLE.values(), "spark-local-dir-"))
     for name in TEMPLATES:
         (template,) = read(name)
@@ -283,7 +283,7 @@ def test_spark_itself_puts_the_label_by_which_policies_know_executors_and_knows_
 # --- the image
 
 
-def test_the_image_has_versions_that_the_project_supports() -> None:
+def test_the_image_has_supported_versions() -> None:
     told = dockerfile()[1]
     classifiers = metadata.metadata("tfos_nb").get_all("Classifier") or []
     assert f"Programming Language :: Python :: {told['PYTHON_VERSION']}" in classifiers
@@ -294,7 +294,7 @@ def test_the_image_has_versions_that_the_project_supports() -> None:
     assert all(told["SPARK_VERSION"] in specifier for specifier in wanted)
 
 
-def test_the_image_copies_files_that_are_there_and_starts_executors_by_the_entrypoint_of_spark() -> None:
+def test_the_image_copies_existing_files_and_uses_sparks_entrypoint() -> None:
     text, told = dockerfile()
     copied = {name for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
     assert {"setup.py", "pyproject.toml", "tfos_nb", "jupyter-config"} <= copied

@@ -1,4 +1,4 @@
-"""What the pages say stands in the code: options, messages, names, links and the order of the site."""
+"""The pages agree with the code: options, messages, names, links and the order of the site."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text_of(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_links_to_files_and_headings_that_are_there(page: str) -> None:
+def test_a_page_links_to_existing_files_and_headings(page: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text_of(page)):
         file = PAGES[page].parent / target if target else PAGES[page]
         assert file.exists(), f"{page} links to {target}"
@@ -41,12 +41,12 @@ def test_a_page_links_to_files_and_headings_that_are_there(page: str) -> None:
 
 
 def headings_of(file: Path) -> set[str]:
-    """Return a page's headings as GitHub, and the site, name them in links."""
+    """Return a page's headings as GitHub and the site write them in links."""
     told = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in told}
 
 
-def test_the_site_has_every_page_in_its_order() -> None:
+def test_the_site_lists_every_page() -> None:
     told = yaml.safe_load((DOCS / "_toc.yml").read_text(encoding="utf-8"))
     listed = {told["root"], *_files(told["subtrees"])}
     pages = [path.relative_to(DOCS).with_suffix("") for kind in ("md", "rst") for path in DOCS.rglob(f"*.{kind}")]
@@ -69,7 +69,7 @@ def test_the_api_has_every_public_name() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_examples_of_the_api_run_and_those_that_need_a_cluster_are_python(name: str) -> None:
+def test_the_examples_of_the_api_run_or_are_at_least_valid_python(name: str) -> None:
     found = pydoc.locate(name)
     assert found is not None
     known = vars(tfos_nb) | vars(inspect.getmodule(found))
@@ -83,7 +83,7 @@ def test_the_examples_of_the_api_run_and_those_that_need_a_cluster_are_python(na
 
 
 @pytest.mark.parametrize("magic", sorted(set(ALL) - {"%tfos_cluster", "%tfos_plan"}))
-def test_the_page_of_the_magics_has_each_ones_own_help(magic: str) -> None:
+def test_the_page_of_the_magics_has_the_help_of_each_magic(magic: str) -> None:
     told = describe(tfos_nb.launch).split("\nExample\n")[0] if magic == "%%tfos_cluster" else ALL[magic].document()
     assert f"```text\n{told.strip()}\n```" in text_of("magics")
 
@@ -115,7 +115,7 @@ def sources() -> list[Path]:
 
 @functools.cache
 def texts() -> str:
-    """Return every text of the code, one a line; what is put into one at run time is a single sign."""
+    """Return every text of the code, one a line; a single character stands for a part inserted at run time."""
     lines = []
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -129,7 +129,7 @@ def texts() -> str:
 
 
 def messages() -> list[str]:
-    """Return what the tables of messages have in their first column; what is *in italics* is seen and not said."""
+    """Return the first column of the tables of messages; texts *in italics* describe a display and are left out."""
     found = []
     heads = r"\| (?:the message says|what is said or seen) \|.*\n\|---\|---\|\n((?:\|.*\n)+)"
     for table in re.findall(heads, text_of("troubleshooting")):
@@ -140,7 +140,7 @@ def messages() -> list[str]:
 
 
 @pytest.mark.parametrize("message", messages())
-def test_a_message_of_the_troubleshooting_page_is_one_of_the_code(message: str) -> None:
+def test_messages_of_the_troubleshooting_page_exist_in_the_code(message: str) -> None:
     if message.startswith(THEIRS):
         return
     pieces = [piece.strip() for piece in SAMPLE.split(message)]

@@ -1,1 +1,1 @@
-"""Models and functions on the rows of DataFrames, on real executors: the numbers of one process, and clear refusals."""
+"""Models and functions applied to DataFrames on real executors: the numbers of one process, and clear errors."""

@@ -1,4 +1,4 @@
-"""TensorFlow functions over blocks: new columns, other rows, reductions; what they say of functions that do not fit."""
+"""TensorFlow functions applied to blocks: new columns, other rows, reductions, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pyspark.ml.linalg import Vectors
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from tests.conftest import SCRIPT_SECONDS
@@ -32,36 +32,36 @@ def scaled(x):
     return {"total": tf.reduce_sum(x, 1), "double": 2 * x}
 
 
-def test_a_function_gives_new_columns_beside_the_rows(rows, known):
+def test_a_function_adds_new_columns_to_the_rows(rows, known):
     found = map_batches(rows, scaled, "double array<float>, total double", batch_size=7)
     assert found.dtypes == [*rows.dtypes, ("double", "array<float>"), ("total", "double")]
     assert close(column(found, "double"), known["x"] * 2)
     assert close(column(found, "total"), known["x"].sum(1))
 
 
-def test_a_dictionary_of_all_columns_is_given_to_one_parameter(rows, known):
+def test_a_single_parameter_receives_a_dictionary_of_all_columns(rows, known):
     found = map_batches(rows, lambda block: block["x"][:, 0] * tf.cast(block["b"], tf.float32), "y float")
     assert close(column(found, "y"), known["x"][:, 0] * known["b"])
 
 
-def test_several_parameters_are_several_columns(rows, known):
+def test_several_parameters_receive_several_columns(rows, known):
     found = map_batches(rows, lambda b, id: (b + id, b - id), "plus int, minus bigint")
     assert column(found, "plus").tolist() == (known["b"] + np.arange(50)).tolist()
     assert column(found, "minus").tolist() == (known["b"] - np.arange(50)).tolist()
 
 
-def test_a_function_that_is_not_compiled_may_use_numpy(rows, known):
+def test_an_uncompiled_function_may_use_numpy(rows, known):
     found = map_batches(rows, lambda x: np.sort(x.numpy(), 1), "s array<float>", compiled=False)
     assert close(column(found, "s"), np.sort(known["x"], 1))
 
 
-def test_the_block_is_a_block(spark):
+def test_blocks_have_the_batch_size(spark):
     numbers = spark.range(10).coalesce(1)
     sizes = map_batches(numbers, lambda id: tf.fill(tf.shape(id), tf.size(id)), "n int", batch_size=4)
     assert [row.n for row in sizes.orderBy("id").collect()] == [4] * 8 + [2] * 2
 
 
-def test_other_rows_may_take_the_place_of_a_blocks(rows):
+def test_keep_false_lets_a_function_return_other_rows(rows):
     firsts = map_batches(rows, lambda b: {"n": tf.unique(b)[0]}, "n int", keep=False, batch_size=100)
     assert firsts.dtypes == [("n", "int")]
     assert {row.n for row in firsts.collect()} == set(range(5))
@@ -69,7 +69,7 @@ def test_other_rows_may_take_the_place_of_a_blocks(rows):
     assert none.collect() == []
 
 
-def test_text_vectors_and_nested_arrays_are_taken(spark):
+def test_text_vectors_and_nested_arrays_are_accepted(spark):
     words = spark.createDataFrame([(0, "ab", [["a"], ["b"]])], "id int, word string, nested array<array<string>>")
     found = map_batches(
         words, lambda word, nested: (tf.strings.upper(word), nested), "u string, n array<array<string>>"
@@ -80,7 +80,7 @@ def test_text_vectors_and_nested_arrays_are_taken(spark):
 
 
 @pytest.mark.slow
-def test_a_dot_in_a_name_is_a_name_like_others(rows, known):
+def test_column_names_may_contain_a_dot(rows, known):
     dotted = rows.select("id", rows.b.alias("b.c"))
     found = map_batches(dotted, lambda block: block["b.c"] + 1, "n int")
     assert column(found, "n").tolist() == (known["b"] + 1).tolist()
@@ -94,7 +94,7 @@ def words(t):
     return tf.strings.split(t)
 
 
-def test_ragged_results_are_columns_of_arrays(spark):
+def test_ragged_results_become_columns_of_arrays(spark):
     texts = spark.createDataFrame([(0, "a b"), (1, "c"), (2, "")], "id int, t string")
     found = map_batches(texts, words, "w array<string>", batch_size=2)
     assert [row.w for row in found.orderBy("id").collect()] == [["a", "b"], ["c"], []]
@@ -104,7 +104,7 @@ TEXTS = np.array([b"a b", b"c", b""], object)
 
 
 def column_given(fn: Any, wanted: tuple[None, ...], kind: str = "string", **how: Any) -> list[Any]:
-    """Return the column that a function of three texts gives, as an executor makes it."""
+    """Return the column that an executor makes from a function of three texts."""
     given = Tensor("y", kind, wanted)
     source = Function(
         "fn()", pack(ModelCode(function=fn)), Signature((Tensor("t", "string", ()),), (given,)), False, **how
@@ -114,7 +114,7 @@ def column_given(fn: Any, wanted: tuple[None, ...], kind: str = "string", **how:
     return found
 
 
-def test_ragged_and_sparse_results_of_any_depth_are_lists():
+def test_ragged_and_sparse_results_of_any_depth_become_lists():
     deep = column_given(lambda t: tf.strings.bytes_split(tf.strings.split(t)), (None, None))
     assert deep == [[["a"], ["b"]], [["c"]], []]
     pairs = column_given(
@@ -125,7 +125,7 @@ def test_ragged_and_sparse_results_of_any_depth_are_lists():
     assert sparse == np.eye(3).tolist()
 
 
-def test_ragged_results_that_do_not_fit_name_the_function():
+def test_errors_of_ragged_results_name_the_function():
     with pytest.raises(
         Exception, match=r"fn\(\) must return 1 axes for 'y', as declared in its schema, got a ragged tensor of 2:"
     ):
@@ -184,25 +184,25 @@ def test_rows_are_reduced_by_key(size, rows, known):
         assert close(value, known["x"][known["b"] == key].sum(0))
 
 
-def test_keys_of_several_columns_nulls_and_nans_are_keys(spark):
+def test_nulls_nans_and_several_columns_can_be_keys(spark):
     nan = float("nan")
     values = [("a", 1.0, 1), ("a", 1.0, 2), ("a", nan, 4), ("a", nan, 8), (None, 1.0, 16), (None, 1.0, 32)]
-    values += [("b", 0.0, 64), ("b", -0.0, 128)]  # one key, as to Spark's groupBy
+    values += [("b", 0.0, 64), ("b", -0.0, 128)]  # one key, as in Spark's groupBy
     frame = spark.createDataFrame(values * 3, "k string, f double, v bigint").repartition(4)
     found = reduce_batches(frame, lambda v: tf.reduce_sum(v), by=["k", "f"], batch_size=2).collect()
     assert sorted(row.v for row in found) == [9, 36, 144, 576]
 
 
-def test_no_rows_are_no_result(rows):
+def test_reducing_no_rows_fails_and_by_key_returns_no_rows(rows):
     with pytest.raises(FeedFailed, match="the DataFrame has no rows, so it cannot be reduced"):
         reduce_batches(rows.where("id < 0"), lambda b: tf.reduce_sum(b))
     assert reduce_batches(rows.where("id < 0"), lambda x: tf.reduce_sum(x, 0), by="b").collect() == []
 
 
-# --- what cannot be
+# --- errors
 
 
-def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
+def test_unsuitable_functions_are_refused_before_any_job_runs(rows):
     dated = rows.select(F.current_date().alias("d"))
     cases: list[tuple[Any, ...]] = [
         (rows, lambda x, z: x, "y float", "fn takes 'z', which is not a column; there are id, x, b. A function"),
@@ -234,8 +234,8 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
 
 
 @pytest.mark.slow
-def test_results_that_do_not_fit_the_schema_are_told_of(rows):
-    one = rows.coalesce(1)  # Spark tries each task that fails four times
+def test_results_that_do_not_match_the_schema_are_refused(rows):
+    one = rows.coalesce(1)  # one task, since Spark tries each failing task four times
     with pytest.raises(Exception, match=r"<lambda>\(\) must return its schema's y, got z"):
         map_batches(one, lambda x: {"z": x}, "y array<float>", batch_size=10).collect()
     with pytest.raises(
@@ -262,14 +262,14 @@ def applied(fn: Any, kind: str, **how: Any) -> Any:
         (tf.strings.as_string, r"must return float32 for 'y', got string"),
     ],
 )
-def test_a_result_that_is_none_of_the_schema_is_told_of(fn: Any, told: str) -> None:
+def test_errors_of_results_name_the_function_and_the_schema(fn: Any, told: str) -> None:
     with pytest.raises(Exception, match=told):
         applied(fn, "float32")
 
 
-def test_a_float_is_not_cut_off_to_a_whole_number():
+def test_a_float_is_not_truncated_to_an_integer():
     told = r"FeedFailed: fn\(\) must return int32 for 'y', got float32: cast it in the function"
-    with pytest.raises(Exception, match=told):  # TensorFlow puts its own error around it
+    with pytest.raises(Exception, match=told):  # TensorFlow wraps it in its own error
         applied(lambda x: x, "int32")
     with pytest.raises(Exception, match=told):
         applied(lambda x: tf.reduce_mean(x, 0), "int32", rows=False)
@@ -277,7 +277,7 @@ def test_a_float_is_not_cut_off_to_a_whole_number():
     assert applied(lambda x: tf.cast(x, tf.int64), "float64") == [1, 2]
 
 
-def test_a_function_that_returns_nothing_is_told_of():
+def test_a_function_that_returns_nothing_is_refused():
     for compiled in (True, False):
         with pytest.raises(Exception, match=r"fn\(\) must return a tensor for 'y', got None"):
             applied(lambda x: None, "float32", compiled=compiled)
@@ -289,7 +289,7 @@ def positive(x: Any) -> Any:
     return -x
 
 
-def test_no_source_that_autograph_has_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_source_file_of_autograph_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert applied(positive, "float32") == [1.0, 2.5]
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
@@ -298,7 +298,7 @@ def test_no_source_that_autograph_has_written_is_left(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_module_beside_the_notebook_goes_along_to_the_executors(rows, known, tmp_path, monkeypatch):
+def test_a_module_beside_the_notebook_is_sent_to_the_executors(rows, known, tmp_path, monkeypatch):
     folder = tmp_path / "beside"
     folder.mkdir()
     text = "FACTOR = 3\ndef scaled(b):\n    return b * FACTOR if b[0] >= 0 else b * FACTOR\n"
@@ -312,12 +312,12 @@ def test_a_module_beside_the_notebook_goes_along_to_the_executors(rows, known, t
         del sys.modules["my_scaling"]
 
 
-def test_a_last_parameter_with_a_default_is_left_alone(rows, known):
+def test_a_last_parameter_keeps_its_default(rows, known):
     found = map_batches(rows, lambda b, factor=3: b * factor, "y int")
     assert column(found, "y").tolist() == (known["b"] * 3).tolist()
 
 
-def test_no_key_is_said_by_none_too(rows, known):
+def test_by_none_means_no_key(rows, known):
     assert reduce_batches(rows, lambda b: tf.reduce_sum(b, 0), by=None)["b"] == known["b"].sum()
 
 

@@ -1,4 +1,4 @@
-"""Models applied to DataFrames on real executors: the same numbers as in one process, and clear refusals."""
+"""Models applied to DataFrames on real executors: the same numbers as in one process, and clear errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from tests.conftest import SCRIPT_SECONDS, RunScript
@@ -25,7 +25,7 @@ from tfos_nb.magics import applying
 
 ROWS = 50
 
-# Everything that needs TensorFlow: the models, and what Keras' own predict makes of the same rows.
+# The parts that need TensorFlow: the models, and the results of Keras' own predict for the same rows.
 MAKE_MODELS = """
 import importlib.util, keras, numpy as np, os, tensorflow as tf
 from keras import Input, Model, layers
@@ -133,7 +133,7 @@ def expected(models: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture(scope="module")
 def frame(spark: SparkSession, expected: dict[str, Any]) -> DataFrame:
-    """The rows that the models know, in three partitions: an id, the array x of 4, and the whole number b."""
+    """Rows for the models in three partitions: an id, the array x of 4, and the integer b."""
     rows = [(i, x.tolist(), int(b)) for i, (x, b) in enumerate(zip(expected["x"], expected["b"], strict=True))]
     return spark.createDataFrame(rows, "id int, x array<float>, b int").repartition(3).cache()
 
@@ -165,7 +165,7 @@ def test_every_kind_of_model_gives_what_keras_predict_gives(model, frame, models
     assert close(column(scored), expected["dense"])
 
 
-def test_a_model_of_keras_2_is_read_by_keras_2(frame, models, expected):
+def test_a_model_of_keras_2_is_loaded_by_keras_2(frame, models, expected):
     if importlib.util.find_spec("tf_keras") is None:
         pytest.skip("there is no tf_keras for this TensorFlow yet")
     assert close(column(predict(frame, str(models / "old.keras"))), expected["old"])
@@ -174,12 +174,12 @@ def test_a_model_of_keras_2_is_read_by_keras_2(frame, models, expected):
 @pytest.mark.parametrize(
     "size", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(1000, marks=pytest.mark.slow)]
 )
-def test_batches_of_any_size_give_the_same(size, frame, models, expected):
+def test_batches_of_any_size_give_the_same_results(size, frame, models, expected):
     assert close(column(predict(frame, models / "dense.keras", batch_size=size)), expected["dense"])
 
 
 @pytest.mark.parametrize("model", ["one.keras", pytest.param("flat.keras", marks=pytest.mark.slow)])
-def test_one_value_a_row_is_a_number(model, frame, models, expected):
+def test_one_value_per_row_becomes_a_number(model, frame, models, expected):
     scored = predict(frame, models / model, output="y")
     assert scored.dtypes[-1] == ("y", "float")
     assert close(column(scored, "y"), expected["one"][:, 0])
@@ -187,7 +187,7 @@ def test_one_value_a_row_is_a_number(model, frame, models, expected):
 
 @pytest.mark.parametrize("model", ["pair.keras", pytest.param("pair", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("inputs", [["x", "b"], {"right": "b", "left": "x"}], ids=["list", "dict"])
-def test_several_inputs_and_outputs_have_columns_of_their_own(model, inputs, frame, models, expected):
+def test_several_inputs_and_outputs_have_separate_columns(model, inputs, frame, models, expected):
     scored = predict(frame, models / model, inputs=inputs, output="p")
     far, near = scored.columns[-2:]
     assert (far, near) == (("p_far", "p_near") if model.endswith("keras") else ("p_output_0", "p_output_1"))
@@ -197,18 +197,18 @@ def test_several_inputs_and_outputs_have_columns_of_their_own(model, inputs, fra
     assert close(column(scored, near), expected["near"][:, 0])
 
 
-def test_inputs_are_found_by_their_names(frame, models, expected):
+def test_inputs_are_matched_to_columns_by_name(frame, models, expected):
     renamed = frame.withColumnsRenamed({"x": "left", "b": "right"})
     assert close(column(predict(renamed, models / "pair.keras"), "prediction_far"), expected["far"])
 
 
-def test_a_dictionary_of_inputs_and_outputs_gives_the_names(frame, models, expected):
+def test_dictionaries_of_inputs_and_outputs_define_their_names(frame, models, expected):
     scored = predict(frame, models / "named.keras", inputs={"a": "x", "b": "b"})
     assert scored.columns[-2:] == ["prediction_p", "prediction_q"]
     assert close(column(scored, "prediction_p"), expected["far"])
 
 
-def test_numeric_columns_are_put_side_by_side(frame, models, expected):
+def test_numeric_columns_are_concatenated_into_one_input(frame, models, expected):
     wide = frame.select("id", *(frame.x[i].cast("double").alias(f"x{i}") for i in range(4)))
     scored = predict(wide, models / "dense.keras", inputs=["x0", "x1", "x2", "x3"])
     assert close(column(scored), expected["dense"])
@@ -231,7 +231,7 @@ def test_dense_and_sparse_vectors_are_taken(spark, models, expected):
 
 
 @pytest.mark.parametrize("shape", ["nested", "flat", pytest.param("vector", marks=pytest.mark.slow)])
-def test_an_input_of_several_axes_takes_nested_and_flat_arrays(shape, frame, spark, models, expected):
+def test_an_input_of_several_axes_accepts_nested_and_flat_arrays(shape, frame, spark, models, expected):
     nested = F.transform(
         F.array(F.slice("x", 1, 2), F.slice("x", 3, 2)), lambda r: F.transform(r, lambda v: F.array(v))
     )
@@ -247,7 +247,7 @@ def test_an_input_of_several_axes_takes_nested_and_flat_arrays(shape, frame, spa
     assert close(column(scored), expected["image"])
 
 
-def test_an_axis_of_any_length_takes_arrays_of_one_length(frame, models, expected):
+def test_an_axis_of_any_length_accepts_arrays_of_equal_length(frame, models, expected):
     pairs = frame.select("id", F.array(F.slice("x", 1, 2), F.slice("x", 3, 2)).alias("steps"))
     scored = predict(pairs, models / "steps.keras")
     assert scored.dtypes[-1] == ("prediction", "array<array<float>>")
@@ -257,7 +257,7 @@ def test_an_axis_of_any_length_takes_arrays_of_one_length(frame, models, expecte
 @pytest.mark.parametrize(
     "kinds", [("tinyint", "smallint", "int", "bigint"), ("float", "double", "decimal(9,2)", "boolean")], ids=str
 )
-def test_every_numeric_type_of_spark_is_taken(kinds, frame, models):
+def test_every_numeric_type_of_spark_is_accepted(kinds, frame, models):
     mixed = frame.select("id", *(frame.b.cast(kind).alias(kind) for kind in kinds))
     numbers = mixed.select("id", F.array(*(F.col(f"`{kind}`").cast("float") for kind in kinds)).alias("x"))
     same = column(predict(numbers, models / "dense.keras"))
@@ -266,14 +266,14 @@ def test_every_numeric_type_of_spark_is_taken(kinds, frame, models):
 
 @pytest.mark.parametrize("model", [pytest.param("words", marks=pytest.mark.slow), "words.keras"])
 @pytest.mark.parametrize("kind", ["string", "binary"])
-def test_text_and_bytes_are_taken(model, kind, spark, models):
+def test_text_and_bytes_are_accepted(model, kind, spark, models):
     words = spark.createDataFrame([(i, w) for i, w in enumerate("abca")], "id int, word string")
     scored = predict(words.withColumn("word", words.word.cast(kind)), models / model)
     assert scored.dtypes[-1] == ("prediction", "bigint")
     assert column(scored).tolist() == [1, 2, 0, 1]
 
 
-def test_every_type_of_output_has_a_type_of_spark(spark, models):
+def test_every_output_type_has_a_spark_type(spark, models):
     scored = predict(spark.range(3).select(F.col("id").cast("int").alias("n")), models / "kinds", output="p")
     types = {name.removeprefix("p_").removeprefix("as_"): kind for name, kind in scored.dtypes[1:]}
     assert types == {
@@ -289,7 +289,7 @@ def test_every_type_of_output_has_a_type_of_spark(spark, models):
     assert set(last.values()) == {2}
 
 
-def test_all_other_columns_are_kept_as_they_are(frame, models, expected):
+def test_all_other_columns_are_unchanged(frame, models, expected):
     rich = frame.select(
         "*",
         F.expr("timestamp'2024-03-31 02:30:00'").alias("at"),
@@ -302,7 +302,7 @@ def test_all_other_columns_are_kept_as_they_are(frame, models, expected):
         frame.b.alias("b"),  # a second column of this name
     )
     scored = predict(rich, models / "dense.keras")
-    if SPARK >= (4, 1):  # before, all columns go through Python, and come back as what may be null
+    if SPARK >= (4, 1):  # before 4.1, all columns pass through Python and become nullable
         assert scored.schema.fields[:-1] == rich.schema.fields
     rows = scored.orderBy("id").collect()
     assert [tuple(row)[:-1] for row in rows] == [tuple(row) for row in rich.orderBy("id").collect()]
@@ -314,10 +314,10 @@ def test_the_metadata_of_columns_is_kept(frame, models):
     assert predict(noted, models / "dense.keras").schema["x"].metadata == {"unit": "mm"}
 
 
-# --- when
+# --- lazy evaluation
 
 
-def test_no_row_is_read_before_somebody_asks(spark, models):
+def test_no_row_is_read_before_an_action(spark, models):
     broken = spark.range(3).select(F.expr("array(1, 2, 3, raise_error('read'))").cast("array<double>").alias("x"))
     scored = predict(broken, models / "dense.keras")
     assert scored.dtypes[-1] == ("prediction", "array<float>")
@@ -346,18 +346,18 @@ def test_a_stream_of_rows_is_scored(spark, frame, models, expected, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_model_after_the_other_in_one_query(frame, models, expected):
+def test_two_models_can_be_applied_in_one_query(frame, models, expected):
     both = predict(predict(frame, models / "dense.keras", output="p"), models / "one.keras", inputs="x", output="q")
     assert close(column(both, "p"), expected["dense"])
     assert close(column(both, "q"), expected["one"][:, 0])
 
 
-def test_a_url_is_read_by_the_executors(frame, models, expected):
+def test_a_model_is_loaded_from_a_url_by_the_executors(frame, models, expected):
     for url in (f"file://{models}/dense.keras", f"file:{models}/dense", f"local://{models}/dense.h5"):
         assert close(column(predict(frame, url)), expected["dense"])
 
 
-def test_the_bytes_travel_so_the_file_may_go(frame, models, expected, tmp_path):
+def test_a_local_model_file_may_be_deleted_after_predict_was_called(frame, models, expected, tmp_path):
     copy = tmp_path / "model.keras"
     copy.write_bytes((models / "dense.keras").read_bytes())
     scored = predict(frame, copy)
@@ -366,7 +366,7 @@ def test_the_bytes_travel_so_the_file_may_go(frame, models, expected, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_driver_loads_no_tensorflow(run_script: RunScript, models):
+def test_predict_does_not_import_tensorflow_in_the_driver(run_script: RunScript, models):
     ended = run_script(f"""
         import sys
         from tfos_nb import predict, spark_session
@@ -395,7 +395,7 @@ def test_a_keras_model_of_the_notebook_is_applied(run_script: RunScript):
 # --- models that cannot be used
 
 
-def test_a_model_that_nobody_has_is_refused(frame, tmp_path):
+def test_a_missing_model_is_refused(frame, tmp_path):
     told = refusal(frame, tmp_path / "no.keras")
     assert f"{tmp_path}/no.keras is neither here" in told
     assert "nor on the executor's host" in told
@@ -403,7 +403,7 @@ def test_a_model_that_nobody_has_is_refused(frame, tmp_path):
     assert "the file or directory does not exist (looked for on the executor's host" in told
 
 
-def test_a_secret_in_a_url_is_not_told(frame):
+def test_a_secret_in_a_url_is_not_shown(frame):
     told = refusal(frame, "nowhere://me:hunter2@bucket/m.keras?token=hunter2")
     assert told.startswith("nowhere://bucket/m.keras: nowhere://bucket cannot be opened on ")
     assert ": Protocol not known: nowhere. The package that opens it has to be there" in told
@@ -427,14 +427,14 @@ def test_a_secret_in_a_url_is_not_told(frame):
         ("empty", "the directory is empty: the model is in another place, or not written yet"),
     ],
 )
-def test_a_model_that_cannot_be_used_says_why(model, why, frame, models):
+def test_an_unusable_model_is_refused_with_the_reason(model, why, frame, models):
     told = refusal(frame, models / model)
     assert told.startswith(f"{models / model}: ")
     assert why in told
     assert len(told) < 600
 
 
-def test_a_file_that_is_not_what_it_is_called_is_refused(frame, tmp_path):
+def test_a_file_with_the_wrong_extension_is_refused(frame, tmp_path):
     for name, content in (("a.keras", b"<html>"), ("b.h5", b"PK\3\4"), ("c.keras", b"")):
         (tmp_path / name).write_bytes(content)
         assert "but it is not such a file" in refusal(frame, tmp_path / name)
@@ -442,19 +442,19 @@ def test_a_file_that_is_not_what_it_is_called_is_refused(frame, tmp_path):
     assert "the file is damaged or incomplete (File is not a zip file)" in refusal(frame, tmp_path / "d.keras")
 
 
-def test_what_is_no_model_is_refused(frame):
+def test_an_object_that_is_not_a_model_is_refused(frame):
     assert refusal(frame, 5) == "model must be a path, a URL or a Keras model, got a int, 5"
     assert "model must be a path" in refusal(frame, "")
 
 
-def test_a_class_of_the_user_needs_no_code_once_it_is_exported(frame, models, expected):
+def test_an_exported_model_needs_no_code_of_custom_classes(frame, models, expected):
     assert close(column(predict(frame, models / "twice")), 2 * expected["x"])
 
 
 # --- columns that do not fit
 
 
-def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
+def test_unsuitable_columns_are_refused_by_name(frame, models):
     dense, pair = models / "dense.keras", models / "pair.keras"
     takes = "The model takes x (float32, 4 values a row)"
     both = "The model takes left (float32, 4 values a row), right (int32, one value a row)"
@@ -491,7 +491,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
         assert told in refusal(df, model, **options)
 
 
-def test_the_magic_names_its_own_options(frame, models):
+def test_errors_of_the_magic_name_its_options(frame, models):
     arrays = frame.select("id", frame.x.alias("one"), frame.x.alias("two"))
     options = {"inputs": None, "output": "p", "batch_size": 8}
     with pytest.raises(PlanError, match="Say which: --inputs COLUMN, or several"):
@@ -500,19 +500,19 @@ def test_the_magic_names_its_own_options(frame, models):
     assert scored.columns == ["id", "one", "two", "p"]
 
 
-def test_vectors_known_to_be_of_another_length_do_not_fit(frame, models):
+def test_vectors_of_another_declared_length_are_refused(frame, models):
     two = VectorAssembler(inputCols=["id", "b"], outputCol="two").transform(frame.select("id", "b"))
     assert "no column fits" in refusal(two, models / "dense.keras")
     assert "its vectors have 2 values" in refusal(two, models / "dense.keras", inputs="two")
 
 
-def test_an_output_does_not_take_the_name_of_a_column(frame, models):
+def test_an_output_named_like_a_column_is_refused(frame, models):
     for name in ("b", "B"):
         told = refusal(frame, models / "dense.keras", output=name)
         assert told == f"the DataFrame has a column {name!r} already: take another name with output=…, or drop it"
 
 
-def test_arguments_are_checked_before_anything_is_done(spark, frame):
+def test_arguments_are_checked_first(spark, frame):
     assert "batch_size must be a whole number" in refusal(frame, "no", batch_size=0)
     assert "batch_size must be a whole number" in refusal(frame, "no", batch_size=True)
     assert "output must be the name of a column" in refusal(frame, "no", output="")
@@ -524,14 +524,14 @@ def test_arguments_are_checked_before_anything_is_done(spark, frame):
 
 
 @arrow_udfs
-def test_a_column_that_spark_cannot_hand_to_python_stays_where_it_is(frame, models, expected):
+def test_a_column_that_spark_cannot_send_to_python_is_kept(frame, models, expected):
     months = frame.withColumn("for", F.expr("interval '1' month"))
     scored = predict(months, models / "dense.keras")
     assert scored.selectExpr("for = interval '1' month AS same").distinct().collect() == [(True,)]
     assert close(column(scored), expected["dense"])
 
 
-def test_without_arrow_udfs_all_columns_go_through_python(frame, models, expected, monkeypatch):
+def test_without_arrow_udfs_all_columns_pass_through_python(frame, models, expected, monkeypatch):
     monkeypatch.setattr("tfos_nb.inference.model_task.has_arrow_udfs", lambda: False)  # as before Spark 4.1
     none = frame.withColumn("x", F.when(frame.id != 7, frame.x))
     scored = predict(none, models / "pair", inputs=["x", "b"], nulls="skip", keep=["id"], batch_size=7)
@@ -547,7 +547,7 @@ def test_without_arrow_udfs_all_columns_go_through_python(frame, models, expecte
 # --- rows that do not fit
 
 
-def test_a_null_names_its_column(frame, models):
+def test_a_null_is_refused_with_its_column(frame, models):
     none = frame.withColumn("x", F.when(frame.id != 7, frame.x))
     told = failure(predict(none, models / "dense.keras"))
     assert re.search(r"column 'x' has a null \(row \d+ of partition \d+\), and a tensor has none: fill it", told)

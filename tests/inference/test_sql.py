@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from tests.saved_models import close, column
 from tfos_nb import register_udf
@@ -24,13 +24,13 @@ def test_a_model_is_called_in_sql(spark, table, kinds, known):
     assert close(column(spark.table(table).select("id", again("x").alias("p")), "p"), known["dense"])
 
 
-def test_numbers_side_by_side_are_one_input(spark, table, kinds, known):
+def test_several_numeric_arguments_form_one_input(spark, table, kinds, known):
     register_udf(spark, "dense_of", kinds / "dense")
     found = spark.sql(f"SELECT id, dense_of(x[0], x[1], x[2], x[3]) AS p FROM {table}")
     assert close(column(found, "p"), known["dense"])
 
 
-def test_several_inputs_and_outputs_are_arguments_and_a_struct(spark, table, kinds, known):
+def test_inputs_are_arguments_and_outputs_are_a_struct(spark, table, kinds, known):
     register_udf(spark, "pair_of", kinds / "pair.keras")
     found = spark.sql(f"SELECT id, pair_of(x, b).far AS f, pair_of(x, b).near AS n FROM {table}")
     assert found.dtypes[1:] == [("f", "array<float>"), ("n", "float")]
@@ -38,7 +38,7 @@ def test_several_inputs_and_outputs_are_arguments_and_a_struct(spark, table, kin
     assert close(column(found, "n"), known["near"][:, 0])
 
 
-def test_a_null_gives_null_unless_another_policy_is_taken(spark, table, kinds, known):
+def test_a_null_gives_null_unless_another_policy_is_set(spark, table, kinds, known):
     query = f"SELECT id, totals(if(id = 3, null, x)) AS t FROM {table}"
     register_udf(spark, "totals", kinds / "only", outputs=["total"])
     expected = known["x"].sum(1) * 3
@@ -52,7 +52,7 @@ def test_a_null_gives_null_unless_another_policy_is_taken(spark, table, kinds, k
         spark.sql(query).collect()
 
 
-def test_arguments_that_do_not_fit_are_told_of(spark, table, kinds):
+def test_unsuitable_arguments_are_refused(spark, table, kinds):
     register_udf(spark, "dense_of", kinds / "dense")
     register_udf(spark, "pair_of", kinds / "pair.keras")
     with pytest.raises(Exception, match=r"column 'argument 1' is string, and does not fit x \(float32 4\): cast it"):

@@ -1,1 +1,1 @@
-"""The kernel's web server, as a page that is logged in reaches it, and everybody else does not."""
+"""The kernel's web server: pages that are logged in reach it, others do not."""

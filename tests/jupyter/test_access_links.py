@@ -1,4 +1,4 @@
-"""A port of the kernel, where no extension stands before it: a link opens once, and leads to an address of its own."""
+"""The kernel's port without the server extension: a link opens once, and leads to a separate address."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Browser:
                 return error.code, error.url or url, error.read().decode()
 
     def open_until_shown(self, url: str) -> tuple[int, str, str]:
-        """Open a link, and ask again where it leads to as the waiting page does."""
+        """Open a link, and reload its target like the waiting page."""
         found = [self.open(url)]
 
         def shown() -> bool:
@@ -84,9 +84,7 @@ def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -
 
 
 @pytest.mark.slow
-def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_it(
-    endpoint: Endpoint, logs: LogDirectory
-) -> None:
+def test_the_address_of_a_link_works_for_anyone_until_the_kernel_ends(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
     url = Browser().open_until_shown(root + endpoint.access_link(logs.id))[1]
     assert Browser().open_until_shown(url)[0] == 200, "a pass in the address, no cookie: so the documentation says it"
@@ -97,7 +95,7 @@ def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_i
 
 
 @pytest.mark.slow
-def test_a_link_opens_through_jupyter_server_proxy(
+def test_a_link_works_through_jupyter_server_proxy(
     a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
 ) -> None:
     root = f"{a_server.url}proxy/{endpoint.open_port()}/"
@@ -106,7 +104,7 @@ def test_a_link_opens_through_jupyter_server_proxy(
     assert url.startswith(f"{root}{logs.id}/")
 
 
-def test_nothing_but_tensorboard_is_behind_the_port(endpoint: Endpoint, logs: LogDirectory) -> None:
+def test_the_port_serves_only_tensorboard(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
     browser = Browser()
     inside = browser.open(root + endpoint.access_link(logs.id))[1].removesuffix("tb/")
@@ -115,7 +113,7 @@ def test_nothing_but_tensorboard_is_behind_the_port(endpoint: Endpoint, logs: Lo
     assert browser.open(root)[0] == 204, "a page may ask whether a proxy leads here"
 
 
-def test_the_port_is_of_this_machine_alone_and_stays_the_same(endpoint: Endpoint) -> None:
+def test_the_port_is_local_and_stays_the_same(endpoint: Endpoint) -> None:
     port = endpoint.open_port()
     assert endpoint.open_port() == port
     with socket.socket() as elsewhere, pytest.raises(ConnectionRefusedError):
@@ -124,7 +122,7 @@ def test_the_port_is_of_this_machine_alone_and_stays_the_same(endpoint: Endpoint
         elsewhere.connect(("127.0.0.3", port))  # another address of this machine
 
 
-def test_a_range_that_is_full_is_named(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_range_of_ports_is_named(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -133,20 +131,20 @@ def test_a_range_that_is_full_is_named(endpoint: Endpoint, monkeypatch: pytest.M
             endpoint.open_port()
 
 
-def test_what_is_no_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFOS_NB_PORT", "many")
     with pytest.raises(PlanError, match="TFOS_NB_PORT must be one port.*, got many"):
         endpoint.open_port()
 
 
-def test_a_code_is_of_one_cluster() -> None:
+def test_a_code_is_valid_for_one_cluster() -> None:
     guests = AccessLinks()
     code = guests.new_code("one")
     assert guests.enter("another", code) is None
     assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
 
 
-def test_a_pass_is_of_one_cluster() -> None:
+def test_a_pass_is_valid_for_one_cluster() -> None:
     guests = AccessLinks()
     admitted = guests.enter("one", guests.new_code("one"))
     assert admitted is not None
@@ -155,6 +153,6 @@ def test_a_pass_is_of_one_cluster() -> None:
     assert not guests.knows("one", "")
 
 
-def test_a_directory_that_is_not_there_is_named() -> None:
+def test_a_missing_directory_is_named() -> None:
     with pytest.raises(PlanError, match="/no/such/logs: no such directory on"):
         LogDirectory("/no/such/logs")

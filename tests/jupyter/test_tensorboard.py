@@ -1,4 +1,4 @@
-"""TensorBoard on the chief's executor, seen from a logged-in page; then over what the cluster left."""
+"""TensorBoard on the chief's executor, requested from a logged-in page, and after the cluster's end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_and_wait(args: Any, ctx: Any) -> str:
 
 
 def fit_a_little(args: Any, ctx: Any) -> None:
-    """Say nothing of TensorBoard."""
+    """Fit without any code for TensorBoard."""
     import keras
     import tensorflow as tf
 
@@ -58,7 +58,7 @@ def endpoint(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def ask_until(server: JupyterServer, path: str, found: str) -> Answer:
-    """Ask as a page does that asks again, until it is there."""
+    """Repeat a request until its answer has a text, like a page that reloads."""
     deadline = time.monotonic() + SECONDS
     while True:
         answer = server.ask(path)
@@ -69,7 +69,7 @@ def ask_until(server: JupyterServer, path: str, found: str) -> Answer:
         threading.Event().wait(0.3)
 
 
-def test_the_chiefs_numbers_are_seen_while_it_runs_and_afterwards(
+def test_the_chiefs_numbers_are_shown_during_and_after_the_run(
     spark: SparkSession, a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     logs = str(tmp_path / "logs")
@@ -91,7 +91,7 @@ def test_the_chiefs_numbers_are_seen_while_it_runs_and_afterwards(
         cluster.close()
 
 
-def test_a_log_directory_that_cannot_be_made_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_directory_that_cannot_be_created_is_named(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(NodeFailed, match="log directory .*file/logs cannot be made on .*: Not a directory") as raised:
         with launch(
@@ -102,7 +102,7 @@ def test_a_log_directory_that_cannot_be_made_is_named(spark: SparkSession, tmp_p
 
 
 @pytest.mark.slow
-def test_keras_writes_its_epochs_without_being_told(
+def test_keras_epochs_are_written_without_a_callback_of_the_user(
     spark: SparkSession, a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     rows = spark.createDataFrame([([float(i), 1.0], float(i)) for i in range(32)], "x array<float>, y float")

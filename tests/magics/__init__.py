@@ -1,1 +1,1 @@
-"""Lines and cells of the magics: most in a shell whose clusters need no Spark, some in a kernel or on real nodes."""
+"""Lines and cells of the magics: most tests use a shell and clusters without Spark, some a kernel or real nodes."""

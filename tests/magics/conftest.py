@@ -1,4 +1,4 @@
-"""A shell as IPython makes it, with the magics in it, and a cluster that needs no Spark."""
+"""An IPython shell with the magics, and a cluster that needs no Spark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DEADLINE = 20
 
 
 class Rows:
-    """What the magics take for a DataFrame: it has ``mapInArrow``."""
+    """An object that the magics accept as a DataFrame, because it has ``mapInArrow``."""
 
     def mapInArrow(self) -> None:  # noqa: N802 - Spark's name
         raise AssertionError("only the cluster reads rows")
 
 
 class LocalCluster:
-    """A cluster without nodes: main runs in ``wait``, in this process, so that every call and state is a real one."""
+    """A cluster without nodes: main runs in ``wait``, in this process, so that calls and states are real."""
 
     def __init__(self, main: Any, args: Any, plan: ClusterPlan, options: dict[str, Any]) -> None:
         self.plan = plan
@@ -41,7 +41,7 @@ class LocalCluster:
         self.stopped = threading.Event()
         self.hold: threading.Event | None = None
         self.waited_for = threading.Event()
-        self.requests, self.stubborn = 0, 1  # it ends at the first request, unless it is more stubborn
+        self.requests, self.stubborn = 0, 1  # the number of requests after which it ends
         self.asked: queue.Queue[int] = queue.Queue()
         self.graces: list[float | None] = []
         self.written: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ class LocalCluster:
         return ClusterState(self.plan.name, status=self._status, nodes=nodes, error=self._error)
 
     def announce_train(self) -> None:
-        """Nobody waits for it here."""
+        """Do nothing: no thread waits for it here."""
 
     def wait_until_up(self) -> None:
         self.calls.append("wait_until_up")
@@ -68,7 +68,7 @@ class LocalCluster:
 
     def train(self, data: Any, epochs: int = 1) -> None:
         self.calls.append("train")
-        if self.cut_short:  # as a polite stop does, whose every main comes to its end
+        if self.cut_short:  # like a stop with grace in which every main returned
             self._status = ClusterStatus.STOPPED
             raise ClusterClosed(f"cluster {self.plan.name} has ended")
         self.fed = (data, epochs)
@@ -111,7 +111,7 @@ class LocalCluster:
 
 
 class Launcher:
-    """Starts local clusters and keeps them; ``hold`` lets their ``wait`` wait."""
+    """Starts local clusters and keeps them; ``hold`` makes their ``wait`` block."""
 
     def __init__(self) -> None:
         self.clusters: list[LocalCluster] = []
@@ -143,7 +143,7 @@ def launcher() -> Launcher:
 
 
 class Provided(dict[str, Any]):
-    """Records what the line magics call of other parts of the package; ``returns`` is what they get."""
+    """Records the line magics' calls to other parts of the package, which return ``returns``."""
 
     def __init__(self) -> None:
         super().__init__({name: partial(self.called, name) for name in ("show_panel", "show_tensorboard", "predict")})
@@ -176,7 +176,7 @@ def shell(launcher, provided, monkeypatch):
 
 
 def interrupt_when(ready: Callable[[], object], *more: Callable[[], object]) -> threading.Thread:
-    """Interrupt the main thread with a real SIGINT when something has happened, and again after each of the others."""
+    """Interrupt the main thread by SIGINT after the first function returns, and again after each of the others."""
 
     def interrupt() -> None:
         for wait in (ready, *more):
@@ -190,7 +190,7 @@ def interrupt_when(ready: Callable[[], object], *more: Callable[[], object]) -> 
 
 @pytest.fixture
 def run(shell, capsys):
-    """Run a cell as a user does; return what IPython made of it and what the user sees."""
+    """Run a cell as a user does; return IPython's result and the output."""
 
     def run_cell(text: str) -> tuple[Any, str]:
         result = shell.run_cell(text, store_history=True)

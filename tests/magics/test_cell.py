@@ -19,19 +19,19 @@ def refused(shell, text, fn=None):
     return str(caught.value)
 
 
-def test_the_function_that_takes_args_and_ctx_is_taken(shell):
+def test_the_function_with_args_and_ctx_is_chosen(shell):
     program = choose(shell, "def build():\n    return 3\ndef main(args, ctx):\n    return build()\n")
     assert program.function(None, None) == 3
     assert program.note == ""
 
 
-def test_the_last_that_fits_is_taken_and_the_choice_is_told(shell):
+def test_the_last_suitable_function_is_chosen_and_reported(shell):
     program = choose(shell, "def build(args, ctx): return 1\ndef train(args, ctx): return 2\ndef score(x): return 3\n")
     assert program.function(None, None) == 2
     assert program.note == "runs train, the last of build, train"
 
 
-def test_two_parameters_named_otherwise_fit_if_nothing_better_is_there(shell):
+def test_two_parameters_of_other_names_suffice_without_a_better_function(shell):
     assert choose(shell, "def main(options, context): return 5\n").function(0, 0) == 5
     program = choose(shell, "def main(args, ctx): return 1\ndef scale(x, y): return 2\n")
     assert (program.function.__name__, program.note) == ("main", "")
@@ -47,7 +47,7 @@ def test_a_cell_without_a_function_says_what_to_write(shell):
     )
 
 
-def test_functions_that_do_not_fit_are_named_with_their_signatures(shell):
+def test_unsuitable_functions_are_named_with_their_signatures(shell):
     text = "def build(): pass\ndef fit(x, *, y): pass\nasync def main(args, ctx): pass\nclass A:\n  def m(a, b): pass\n"
     assert refused(shell, text) == (
         "no function of the cell takes (args, ctx): build(), fit(x, *, y), async main(args, ctx). "
@@ -55,7 +55,7 @@ def test_functions_that_do_not_fit_are_named_with_their_signatures(shell):
     )
 
 
-def test_fn_names_one_in_the_cell_or_outside_it(shell):
+def test_fn_names_a_function_inside_or_outside_the_cell(shell):
     shell.run_cell("def outside(args, ctx): return 7")
     text = (
         "from functools import partial\ndef a(args, ctx): return 1\ndef b(n, args, ctx): return n\nc = partial(b, 4)\n"
@@ -65,7 +65,7 @@ def test_fn_names_one_in_the_cell_or_outside_it(shell):
     assert choose(shell, "", "outside").function(0, 0) == 7
 
 
-def test_a_wrong_fn_is_told_with_the_nearest_right_one(shell):
+def test_a_wrong_fn_is_refused_with_a_suggestion(shell):
     shell.run_cell("size = 3\ndef narrow(args): pass")
     text = "def train(args, ctx): pass\ndef build(): pass\n"
     assert refused(shell, text, "trian") == "--fn trian: no such function; did you mean train?"
@@ -87,13 +87,13 @@ def test_the_cell_runs_in_the_users_namespace_with_ipythons_syntax(shell):
     assert shell.user_ns["here"] == ["4"]
 
 
-def test_future_imports_of_earlier_cells_hold(shell):
+def test_future_imports_of_earlier_cells_apply(shell):
     shell.run_cell("from __future__ import annotations")
     assert choose(shell, "def main(args: Unknown, ctx): return 1\n").function(0, 0) == 1
 
 
-def test_a_traceback_shows_the_users_line_with_the_number_it_has_in_the_cell(shell):
-    # the magic's own line is line 1 of the cell, then comes a blank one
+def test_a_traceback_shows_the_users_line_with_its_number_in_the_cell(shell):
+    # the magic's line is line 1 of the cell, and line 2 is blank
     program = choose(shell, "\ndef main(args, ctx):\n    rows = 3\n    raise ValueError('label')\n")
     with pytest.raises(ValueError, match="label") as caught:
         program.function(0, 0)
@@ -102,7 +102,7 @@ def test_a_traceback_shows_the_users_line_with_the_number_it_has_in_the_cell(she
     assert frame.filename.startswith("Cell In[")
 
 
-def test_the_texts_that_travel_are_the_cells_and_what_it_calls_of_other_cells(shell):
+def test_the_sources_sent_are_the_cells_and_those_of_cells_it_calls(shell):
     shell.run_cell("def other(): return 1")
     shell.run_cell("def unused(): return 1")
     shell.run_cell("class Model:\n    def build(self): return other()")
@@ -120,7 +120,7 @@ def test_the_texts_that_travel_are_the_cells_and_what_it_calls_of_other_cells(sh
         assert "".join(linecache.getlines(name)) == text
 
 
-def test_what_is_no_python_is_a_syntax_error_as_ipython_shows_it(shell):
+def test_invalid_python_is_shown_as_ipythons_syntax_error(shell):
     with pytest.raises(CellSyntaxError) as caught:
         parse_cell(shell, "def main(args, ctx)\n    pass\n")
     shown = "\n".join(caught.value._render_traceback_())

@@ -57,7 +57,7 @@ def main(args, ctx):
 
 @dataclass
 class Outcome:
-    """What a cell said and showed."""
+    """Outcome of a cell: its status, error and output."""
 
     status: str = ""
     error: str = ""
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Kernel:
-    """A kernel, and a way to run cells in it and to interrupt them."""
+    """A kernel that runs cells and can be interrupted."""
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager, self.client = manager, client
@@ -138,7 +138,7 @@ def test_a_cell_trains_and_shows_its_nodes(kernel: Kernel) -> None:
     assert told == "[400, 400] [0.25]\n"
 
 
-def test_the_first_error_is_in_the_cell_once_and_the_next_cell_works(kernel: Kernel) -> None:
+def test_an_error_is_shown_in_the_cell_and_the_next_cell_works(kernel: Kernel) -> None:
     outcome = kernel.run(FAILING)
     assert outcome.status == "error"
     assert outcome.error.count("made to fail") >= 1
@@ -169,7 +169,7 @@ def test_an_interrupt_stops_the_cluster_and_leaves_the_session_usable(kernel: Ke
         ("%%tfos_cluster\nx = train\ndef main(args, ctx): return x.count()", "main refers to x, a DataFrame"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_anything_starts(kernel: Kernel, cell: str, said: str) -> None:
+def test_mistakes_are_reported_in_one_line_before_any_node_starts(kernel: Kernel, cell: str, said: str) -> None:
     outcome = kernel.run(cell)
     assert outcome.status == "error"
     assert re.search(said, outcome.error), outcome.error

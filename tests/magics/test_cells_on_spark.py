@@ -1,4 +1,4 @@
-"""Cells on real nodes: what is said of a main that asks for no rows, and where a failure is told after its cell."""
+"""Cells on real nodes: the status of a main that asks for no rows, and failures after the end of the cell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(shell: InteractiveShell, text: str) -> tuple[Any, str]:
     return result, captured.stdout
 
 
-def test_a_main_waits_for_rows_only_when_it_has_asked_for_them(shell: InteractiveShell, tmp_path: Path) -> None:
+def test_a_main_is_shown_as_waiting_only_after_it_asked_for_rows(shell: InteractiveShell, tmp_path: Path) -> None:
     result, shown = run(shell, f"%%tfos_cluster quiet --workers 1 --args folder --model-dir {tmp_path}/m\n{MAIN}")
     assert result.success
     assert "quiet is up: quiet.train(df) feeds it, quiet.wait() waits for its end." in shown
@@ -88,8 +88,8 @@ def whole(x: tf.Tensor) -> Any:
 """
 
 
-def test_tensorflow_compiles_the_functions_of_cells_on_the_executors(shell: InteractiveShell) -> None:
-    """It reads their text, which no file there has, and wants the names in their annotations, which stay behind."""
+def test_functions_of_cells_are_compiled_on_the_executors(shell: InteractiveShell) -> None:
+    """It reads their source, which no file there has, and the names in their annotations, which are not sent."""
     for cell in (IN_CELLS, "one = rows.coalesce(1)\nfrom tfos_nb import map_batches"):
         assert run(shell, cell)[0].success
     for function, expected in (("whole", [28.0] * 8), ("lambda x: x if tf.reduce_sum(x) < 0 else -x", [0.0, -1.0])):
@@ -98,7 +98,7 @@ def test_tensorflow_compiles_the_functions_of_cells_on_the_executors(shell: Inte
         assert shell.user_ns["found"][: len(expected)] == expected
 
 
-def test_what_fails_after_its_cell_is_shown_and_raised_by_each_later_call(
+def test_a_failure_after_the_cell_is_shown_and_raised_by_each_later_call(
     shell: InteractiveShell, tmp_path: Path
 ) -> None:
     result, _ = run(shell, f"%%tfos_cluster late --workers 1 --args folder --model-dir {tmp_path}/m\n{MAIN}")
@@ -116,16 +116,14 @@ def test_what_fails_after_its_cell_is_shown_and_raised_by_each_later_call(
             late.result()
 
 
-def test_with_wait_a_main_that_fails_late_is_raised_in_its_own_cell(shell: InteractiveShell, tmp_path: Path) -> None:
+def test_with_wait_a_late_failure_of_main_is_raised_in_its_cell(shell: InteractiveShell, tmp_path: Path) -> None:
     (tmp_path / "fail").touch()
     (tmp_path / "go on").touch()
     result, _ = run(shell, f"%%tfos_cluster own --workers 1 --wait --args folder --model-dir {tmp_path}/m\n{MAIN}")
     assert isinstance(result.error_in_exec, NodeFailed)
 
 
-def test_who_waits_for_a_cell_in_the_background_waits_until_it_has_been_fed(
-    shell: InteractiveShell, tmp_path: Path
-) -> None:
+def test_waiting_for_a_background_cell_includes_its_feed(shell: InteractiveShell, tmp_path: Path) -> None:
     (tmp_path / "go on").touch()
     line = f"%%tfos_cluster back --data rows --args folder --model-dir {tmp_path}/m --background"
     result, _ = run(shell, f"{line}\n{MAIN}")
@@ -137,9 +135,7 @@ def test_who_waits_for_a_cell_in_the_background_waits_until_it_has_been_fed(
     assert back.result() == 8
 
 
-def test_who_waits_for_a_cell_in_the_background_hears_what_failed_in_it(
-    shell: InteractiveShell, tmp_path: Path
-) -> None:
+def test_waiting_for_a_background_cell_raises_its_failure(shell: InteractiveShell, tmp_path: Path) -> None:
     (tmp_path / "fail").touch()
     (tmp_path / "go on").touch()
     run(shell, f"%%tfos_cluster back --data rows --args folder --model-dir {tmp_path}/m --background\n{MAIN}")
@@ -147,9 +143,7 @@ def test_who_waits_for_a_cell_in_the_background_hears_what_failed_in_it(
         shell.user_ns["back"].result()
 
 
-def test_rows_are_fed_when_the_nodes_are_up_however_early_they_are_given(
-    shell: InteractiveShell, tmp_path: Path
-) -> None:
+def test_rows_given_before_the_nodes_are_up_are_fed_later(shell: InteractiveShell, tmp_path: Path) -> None:
     (tmp_path / "go on").touch()
     run(shell, f"%%tfos_cluster early --args folder --model-dir {tmp_path}/m --background\n{MAIN}")
     early = shell.user_ns["early"]
@@ -157,7 +151,7 @@ def test_rows_are_fed_when_the_nodes_are_up_however_early_they_are_given(
     assert early.result() == 8
 
 
-def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: InteractiveShell) -> None:
+def test_a_cluster_whose_variable_was_overwritten_is_found_by_name(shell: InteractiveShell) -> None:
     run(shell, f"%%tfos_cluster lost --data rows --args folder --background\n{MAIN}")
     cluster = shell.user_ns["lost"]
     run(shell, "lost = 5")
@@ -167,7 +161,7 @@ def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: Interactiv
     assert "no cluster exists yet" in run(shell, "%tfos_status")[1]
 
 
-def test_rows_that_cannot_be_fed_are_refused_before_anything_starts(shell: InteractiveShell) -> None:
+def test_unsuitable_rows_are_refused_before_any_node_starts(shell: InteractiveShell) -> None:
     shell.run_cell("import datetime; days = spark.createDataFrame([(datetime.date(2026, 1, 1),)], 'day date')")
     result, shown = run(shell, f"%%tfos_cluster dated --data days\n{MAIN}")
     assert isinstance(result.error_in_exec, PlanError)

@@ -43,7 +43,7 @@ def test_without_data_the_cell_returns_when_the_nodes_are_up(run, launcher):
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_with_wait_on_the_line_the_cell_waits_for_every_main_even_without_data(run, launcher, configured):
+def test_with_wait_the_cell_waits_for_every_main_even_without_data(run, launcher, configured):
     run(f"%config TfosMagics.background = {configured}")
     result, shown = run(f"%%tfos_cluster mnist --workers 2 --wait\n{MAIN}")
     assert result.success
@@ -51,13 +51,13 @@ def test_with_wait_on_the_line_the_cell_waits_for_every_main_even_without_data(r
     assert "mnist · Done · 2 workers" in shown
 
 
-def test_with_wait_a_main_that_fails_later_is_raised_in_the_cell(run):
+def test_with_wait_a_failure_of_main_is_raised_in_the_cell(run):
     result, _ = run("%%tfos_cluster mnist --wait\ndef main(args, ctx): raise ValueError('label 10')\n")
     assert isinstance(result.error_in_exec, ValueError)
 
 
 @pytest.mark.parametrize("background", ["", " --background"])
-def test_a_feed_that_the_users_stop_has_cut_short_is_no_error(run, launcher, shell, background):
+def test_a_feed_ended_by_the_users_stop_is_not_an_error(run, launcher, shell, background):
     launcher.cut_short = True
     result, shown = run(f"%%tfos_cluster mnist --data train_df{background}\n{MAIN}")
     end_of("tfos-mnist", "tfos-view")
@@ -83,7 +83,7 @@ def test_in_the_background_the_cell_returns_at_once(run, launcher):
     assert launcher.last.snapshot().status is ClusterStatus.DONE
 
 
-def test_an_error_in_the_background_is_told_and_frees_the_slots(run, launcher, capsys):
+def test_an_error_in_the_background_is_printed_and_frees_the_slots(run, launcher, capsys):
     launcher.hold = threading.Event()
     run("%%tfos_cluster mnist --data train_df --background\ndef main(args, ctx): 1 / 0\n")
     launcher.hold.set()
@@ -92,7 +92,7 @@ def test_an_error_in_the_background_is_told_and_frees_the_slots(run, launcher, c
     assert "mnist: division by zero" in capsys.readouterr().out
 
 
-def test_a_choice_of_function_is_told(run):
+def test_the_chosen_function_is_printed(run):
     _, shown = run("%%tfos_cluster m --data train_df\ndef build(args, ctx): pass\ndef train(args, ctx): pass\n")
     assert "runs train, the last of build, train" in shown
 
@@ -103,7 +103,7 @@ def test_quiet_shows_nothing(run):
     assert shown == ""
 
 
-def test_a_line_without_a_cell_takes_a_function_that_exists(run, shell, launcher):
+def test_the_line_magic_runs_an_existing_function(run, shell, launcher):
     run("def train(args, ctx): return 5")
     result, _ = run("%tfos_cluster mnist --fn train --input tensorflow")
     assert result.success
@@ -122,7 +122,7 @@ def test_a_line_without_a_cell_takes_a_function_that_exists(run, shell, launcher
         ("main", "main: the cell defines it; give the cluster another NAME"),
     ],
 )
-def test_a_bad_line_is_one_line_and_starts_nothing(run, launcher, line, message):
+def test_a_wrong_line_is_refused_in_one_line_and_starts_nothing(run, launcher, line, message):
     run("import math\noptions = 1\ndef helper(): pass")
     result, shown = run(f"%%tfos_cluster {line}\n{MAIN}")
     assert isinstance(result.error_in_exec, PlanError)
@@ -130,7 +130,7 @@ def test_a_bad_line_is_one_line_and_starts_nothing(run, launcher, line, message)
     assert launcher.clusters == []
 
 
-def test_where_only_spark_connect_is_the_cell_is_refused_before_it_runs(run, shell, launcher, monkeypatch):
+def test_with_only_spark_connect_the_cell_is_refused_before_it_runs(run, shell, launcher, monkeypatch):
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
     monkeypatch.setenv("IS_SERVERLESS", "TRUE")
     _, shown = run(f"%%tfos_cluster mnist --workers 2\nran = True\n{MAIN}")
@@ -140,7 +140,7 @@ def test_where_only_spark_connect_is_the_cell_is_refused_before_it_runs(run, she
     assert "Spark would refuse it: this compute of Databricks" in run("%tfos_plan --workers 2")[1]
 
 
-def test_a_cluster_that_runs_is_not_overwritten(run, launcher):
+def test_a_running_cluster_is_not_overwritten(run, launcher):
     run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
     _, shown = run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
     assert shown.strip() == "PlanError: mnist: this cluster still runs (2 nodes); mnist.stop() ends it"
@@ -150,7 +150,7 @@ def test_a_cluster_that_runs_is_not_overwritten(run, launcher):
     assert len(launcher.clusters) == 2
 
 
-def test_a_failure_is_displayed_then_raised_and_told_once(run, shell):
+def test_a_failure_is_displayed_then_raised_and_printed_once(run, shell):
     shell.user_ns["failure"] = failure = NodeFailed(
         "main raised ValueError", node="worker:0", remote_traceback="Traceback: line 3\nValueError: label 10"
     )
@@ -161,7 +161,7 @@ def test_a_failure_is_displayed_then_raised_and_told_once(run, shell):
     assert "test_cluster.py" not in shown
 
 
-def test_a_plan_that_cannot_be_laid_shows_the_plan_and_one_line(run, launcher):
+def test_a_refused_plan_is_shown_with_a_one_line_error(run, launcher):
     launcher.raises = PlanError("2 slots are free and 3 are needed")
     result, shown = run(f"%%tfos_cluster mnist --workers 3 --data train_df\n{MAIN}")
     assert result.error_in_exec is launcher.raises
@@ -169,14 +169,14 @@ def test_a_plan_that_cannot_be_laid_shows_the_plan_and_one_line(run, launcher):
     assert shown.splitlines()[-1] == "PlanError: 2 slots are free and 3 are needed"
 
 
-def test_an_error_of_main_marks_the_cell_as_failed_after_the_final_display(run, launcher):
+def test_an_error_of_main_fails_the_cell_after_the_final_display(run, launcher):
     result, shown = run("%%tfos_cluster mnist --data train_df\ndef main(args, ctx): raise ValueError('label 10')\n")
     assert isinstance(result.error_in_exec, ValueError)
     assert shown.index("mnist · Failed") < shown.rindex("ValueError: label 10")
     assert launcher.last.stopped.is_set()
 
 
-def test_an_exception_of_the_cell_is_the_users_own_traceback(run, launcher):
+def test_an_exception_of_the_cell_shows_only_the_users_traceback(run, launcher):
     result, shown = run("%%tfos_cluster mnist\nimport json\n\njson.loads('{')\ndef main(args, ctx): pass\n")
     assert result.error_in_exec.__class__.__name__ == "JSONDecodeError"
     assert "json.loads('{')" in shown
@@ -193,7 +193,7 @@ def test_a_syntax_error_is_shown_without_our_frames(run):
     assert "tfos_nb" not in shown
 
 
-def test_the_kernels_interrupt_stops_the_cluster_with_one_calm_line(run, launcher):
+def test_the_kernels_interrupt_stops_the_cluster_with_one_line(run, launcher):
     launcher.hold = threading.Event()
     thread = interrupt_when(partial(launcher.waited_for.wait, DEADLINE))
     result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df\n{MAIN}")
@@ -210,7 +210,7 @@ def test_the_kernels_interrupt_stops_the_cluster_with_one_calm_line(run, launche
     assert result.success
 
 
-def test_the_second_interrupt_cancels(run, launcher):
+def test_the_second_interrupt_ends_the_nodes_at_once(run, launcher):
     launcher.hold, launcher.stubborn = threading.Event(), 2
     asked = []
     thread = interrupt_when(
@@ -225,7 +225,7 @@ def test_the_second_interrupt_cancels(run, launcher):
     assert "Traceback" not in shown
 
 
-def test_the_third_interrupt_gives_the_cell_back_whatever_the_nodes_do(run, launcher):
+def test_the_third_interrupt_ends_the_cell_even_if_nodes_still_run(run, launcher):
     launcher.hold, launcher.stubborn = threading.Event(), 99
 
     def asked():
@@ -240,8 +240,8 @@ def test_the_third_interrupt_gives_the_cell_back_whatever_the_nodes_do(run, laun
     end_of("tfos-mnist", "tfos-view")
 
 
-def test_an_interrupt_while_a_cell_waits_is_not_sparks(run, launcher):
-    """PySpark's handler would cancel every job of the session before the nodes are asked."""
+def test_an_interrupt_while_a_cell_waits_does_not_reach_sparks_handler(run, launcher):
+    """PySpark's handler would cancel every job of the session before the nodes can stop."""
     launcher.hold = threading.Event()
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("cancelAllJobs"))
@@ -253,7 +253,7 @@ def test_an_interrupt_while_a_cell_waits_is_not_sparks(run, launcher):
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(result.error_in_exec, StoppedByUser)
-    assert seen == ["cancelAllJobs"]  # by the interrupt after the cell: the handler was put back
+    assert seen == ["cancelAllJobs"]  # only by the interrupt after the cell: the handler was restored
 
 
 def test_an_interrupt_before_the_nodes_says_that_none_was_started(run, shell, launcher):
@@ -272,7 +272,7 @@ def test_the_question_mark_shows_all_options_and_an_example(shell):
     assert "Run this cell's function" in text
 
 
-def test_loading_twice_and_unloading_leave_the_shell_as_it_was(shell):
+def test_loading_twice_and_unloading_restore_the_shell(shell):
     tfos_nb.magics.load(shell)
     tfos_nb.magics.load(shell)
     assert "tfos_stop" in shell.magics_manager.magics["line"]
@@ -288,7 +288,7 @@ def test_loading_twice_and_unloading_leave_the_shell_as_it_was(shell):
 
 
 def end_of(*names):
-    """Wait for threads to end; they end by themselves."""
+    """Wait until the threads of these names have ended."""
     for thread in threading.enumerate():
         if thread.name in names:
             thread.join(DEADLINE)

@@ -8,7 +8,7 @@ from tests.magics.test_cluster import MAIN
 
 @pytest.fixture
 def offered(shell):
-    """Complete the end of a text as a front-end does; return what can be inserted, and what it replaces."""
+    """Complete a text as a front-end does; return the completions, and the text that they replace."""
 
     def complete(text, cursor=None):
         cursor = len(text) if cursor is None else cursor
@@ -21,7 +21,7 @@ def offered(shell):
     return complete
 
 
-def test_the_options_are_offered_and_nothing_of_python(offered):
+def test_only_the_options_are_offered_and_no_python_names(offered):
     assert offered("%%tfos_cluster mnist --work") == (["--workers"], "--work")
     words, replaced = offered("%%tfos_cluster mnist --")
     assert replaced == "--"
@@ -29,7 +29,7 @@ def test_the_options_are_offered_and_nothing_of_python(offered):
     assert all(word.startswith("--") for word in words)
 
 
-def test_an_option_that_the_line_has_is_not_offered_again(offered):
+def test_an_option_already_on_the_line_is_not_offered_again(offered):
     words, _ = offered("%%tfos_cluster mnist --workers 2 --env A=1 --w")
     assert words == ["--wait"]
     assert "--env" in offered("%%tfos_cluster mnist --env A=1 --e")[0]
@@ -44,7 +44,7 @@ def test_dataframes_are_offered_after_data_and_as_the_first_word(offered, shell)
     assert offered("%tfos_inference tr") == (["train_df"], "tr")
 
 
-def test_where_nothing_fits_what_is_typed_stays_and_nothing_of_python_is_offered(offered, shell):
+def test_without_a_match_the_text_stays_and_no_python_names_are_offered(offered, shell):
     del shell.user_ns["train_df"]
     assert offered("%%tfos_cluster mnist --data ") == ([""], "")
     assert offered("%%tfos_cluster mnist --data a") == (["a"], "a")
@@ -52,7 +52,7 @@ def test_where_nothing_fits_what_is_typed_stays_and_nothing_of_python_is_offered
     assert offered("%%tfos_cluster mnist --nothing") == (["--nothing"], "--nothing")
 
 
-def test_among_many_variables_only_our_own_matcher_is_asked(offered, shell, monkeypatch):
+def test_with_many_variables_only_our_matcher_is_called(offered, shell, monkeypatch):
     shell.user_ns.update({f"var_{number}": number for number in range(20_000)})
     for slow in ("_jedi_matches", "python_matches", "all_completions"):
         if hasattr(shell.Completer, slow):
@@ -61,7 +61,7 @@ def test_among_many_variables_only_our_own_matcher_is_asked(offered, shell, monk
     assert offered("%%tfos_cluster mnist --args var_1999") == ([f"var_1999{n}" for n in ("", *range(10))], "var_1999")
 
 
-def test_choices_functions_and_variables_are_offered_where_they_fit(offered, shell):
+def test_choices_functions_and_variables_are_offered_after_their_options(offered, shell):
     shell.run_cell("def outside(args, ctx): pass\nimport math\noptions = {}\nlimit = 3")
     assert offered("%%tfos_cluster mnist --input ") == (["spark", "tensorflow"], "")
     text = "%%tfos_cluster mnist --fn \ndef main(args, ctx):\n    def inner(): pass\n"
@@ -82,26 +82,26 @@ def test_clusters_and_nodes_are_offered(offered, run, launcher):
     launcher.last.stop()
 
 
-def test_a_line_magic_is_completed_inside_a_cell_and_without_its_sign(offered):
+def test_a_line_magic_is_completed_inside_a_cell_and_without_percent_sign(offered):
     text = "x = 1\n%tfos_stop --n\ny = 2"
     assert offered(text, text.index("--n") + 3) == (["--now"], "--n")
     assert offered("tfos_stop --n") == (["--now"], "--n")
 
 
-def test_files_are_left_to_ipython(offered, tmp_path, monkeypatch):
+def test_file_options_are_completed_by_ipython(offered, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     assert "models/" in offered("%%tfos_cluster mnist --model-dir mod")[0]
     assert "models/" in offered("%tfos_tensorboard --logdir mod")[0]
 
 
-def test_the_cell_s_own_lines_are_pythons(offered, shell):
+def test_the_lines_of_the_cell_are_completed_as_python(offered, shell):
     shell.user_ns["something"] = 1
     text = "%%tfos_cluster mnist\nsomethi"
     assert "something" in offered(text)[0]
 
 
-def test_an_object_that_answers_to_every_name_is_not_asked(offered, shell):
+def test_attributes_of_arbitrary_objects_are_not_read(offered, shell):
     class Greedy:
         def __getattr__(self, name):
             raise RuntimeError(f"{name} would start a job")
@@ -111,12 +111,12 @@ def test_an_object_that_answers_to_every_name_is_not_asked(offered, shell):
     assert "greedy" in offered("%%tfos_cluster mnist --args ")[0]
 
 
-def test_without_the_extension_nothing_of_it_is_offered(offered, shell):
+def test_without_the_extension_no_options_are_offered(offered, shell):
     tfos_nb.magics.unload(shell)
     assert "--workers" not in offered("%%tfos_cluster mnist --work")[0]
 
 
-def test_directories_are_left_to_ipython(offered, tmp_path, monkeypatch):
+def test_directories_are_completed_by_ipython(offered, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tfos_models").mkdir()
     assert "tfos_models/" in offered("%tfos_runs tfos_m")[0]

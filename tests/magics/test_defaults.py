@@ -11,7 +11,7 @@ from tfos_nb.magics.defaults import Defaults
 from tfos_nb.widgets.live import NoScreen
 
 
-def test_config_goes_before_what_is_built_in_and_the_line_before_config(run, launcher):
+def test_the_line_overrides_config_and_config_the_defaults(run, launcher):
     run("%config TfosMagics.workers = 3")
     run("%config TfosMagics.model_dir = 's3://b/m'")
     run("%config TfosMagics.timeout = 30")
@@ -24,21 +24,21 @@ def test_config_goes_before_what_is_built_in_and_the_line_before_config(run, lau
     assert launcher.last.options["model_dir"] == "here"
 
 
-def test_a_cell_in_the_background_by_config_waits_if_the_line_says_so(run, launcher):
+def test_wait_on_the_line_overrides_background_in_config(run, launcher):
     run("%config TfosMagics.background = True")
     _, shown = run(f"%%tfos_cluster mnist --data train_df --wait\n{MAIN}")
     assert "runs in the background" not in shown
     assert launcher.last.calls[-1] == "wait"
 
 
-def test_no_grace_by_config_is_none_and_its_default_is_launchs(run, launcher, shell):
+def test_grace_0_in_config_is_passed_and_its_default_is_launchs(run, launcher, shell):
     run("%config TfosMagics.grace = 0")
     run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
     assert launcher.last.options["grace"] == 0.0
     assert Defaults.class_traits()["grace"].default() == inspect.signature(launch).parameters["grace"].default
 
 
-def test_without_config_launch_is_told_nothing_of_it(run, launcher):
+def test_without_config_launch_gets_no_extra_options(run, launcher):
     run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
     assert set(launcher.last.options) == set()
 
@@ -57,7 +57,7 @@ def test_without_config_launch_is_told_nothing_of_it(run, launcher):
         ("worker = 2", "Did you mean `workers`?"),
     ],
 )
-def test_a_bad_value_is_one_line_and_changes_nothing(shell, capsys, caplog, line, told):
+def test_a_wrong_value_is_refused_in_one_line_and_changes_nothing(shell, capsys, caplog, line, told):
     magics = next(one for one in shell.configurables if isinstance(one, TfosMagics))
     before = magics.trait_values(config=True)
     shell.run_cell(f"%config TfosMagics.{line}")
@@ -77,13 +77,13 @@ def test_every_trait_has_a_help(shell, capsys):
         assert trait.help
 
 
-def test_the_profile_s_configuration_holds(shell):
+def test_the_profiles_configuration_applies(shell):
     shell.config.merge(Config({"TfosMagics": {"workers": 7}}))
     tfos_nb.magics.load(shell)
     assert next(one for one in shell.configurables if isinstance(one, TfosMagics)).workers == 7
 
 
-def test_progress_by_config_goes_before_the_variable(run, shell, monkeypatch):
+def test_progress_in_config_overrides_the_variable(run, shell, monkeypatch):
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     magics = next(one for one in shell.configurables if isinstance(one, TfosMagics))
     assert not isinstance(magics.screen(), NoScreen)

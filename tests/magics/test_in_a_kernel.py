@@ -1,4 +1,4 @@
-"""Completion, ``?`` and the doctor as a front-end gets them: over the wire of a real kernel."""
+"""Completion, ``?`` and the doctor in a real kernel, by its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 90
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[BlockingKernelClient]:
-    """A kernel with the extension and a variable that rows could be fed from."""
+    """A kernel with the extension and a variable that counts as a DataFrame."""
     manager = KernelManager(kernel_name="python3")
     assert manager.kernel_spec is not None
     manager.kernel_spec.argv[0] = sys.executable
@@ -42,7 +42,7 @@ def completed(client: BlockingKernelClient, text: str) -> tuple[list[str], str]:
     return reply["matches"], text[reply["cursor_start"] : reply["cursor_end"]]
 
 
-def test_options_and_dataframes_come_over_the_wire(client: BlockingKernelClient) -> None:
+def test_options_and_dataframes_are_completed_in_a_kernel(client: BlockingKernelClient) -> None:
     assert completed(client, "%%tfos_cluster mnist --work") == (["--workers"], "--work")
     assert completed(client, "%%tfos_cluster mnist --data ") == (["train_df"], "")
     assert completed(client, "%tfos_stop --n") == (["--now"], "--n")
@@ -53,7 +53,7 @@ def test_the_question_mark_shows_the_usage(client: BlockingKernelClient) -> None
     assert "usage: %tfos_logs NODE [NAME] [-f] [-n N]" in found["data"]["text/plain"]
 
 
-def test_the_doctor_is_a_table_with_text_beside_it(client: BlockingKernelClient) -> None:
+def test_the_doctor_displays_a_table_and_text(client: BlockingKernelClient) -> None:
     shown: list[dict[str, Any]] = []
 
     def keep(message: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def test_stop_status_and_logs_find_the_only_cluster(run, mnist):
     assert run("%tfos_stop mnist")[1] == "mnist: it was stopped already\n"
 
 
-def test_stop_now_leaves_the_nodes_no_time(run, mnist):
+def test_stop_now_gives_the_nodes_no_grace(run, mnist):
     run("%tfos_stop --now mnist")
     assert mnist.graces == [0.0]
 
@@ -78,7 +78,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_tensorboard one --logdir /tmp", "give a cluster or --logdir, got one and --logdir /tmp; leave one out"),
     ],
 )  # fmt: skip
-def test_a_bad_line_says_in_one_line_what_is_right(run, launcher, line, message):
+def test_a_wrong_line_is_refused_in_one_line_with_the_right_form(run, launcher, line, message):
     for name in ("one", "two"):
         run(f"%%tfos_cluster {name}\n{MAIN}")
     assert run(line)[1].strip() == f"PlanError: {message}"
@@ -87,7 +87,7 @@ def test_a_bad_line_says_in_one_line_what_is_right(run, launcher, line, message)
     end_of("tfos-view")
 
 
-def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
+def test_without_a_cluster_the_line_magics_say_how_to_start_one(run):
     for magic in ("%tfos_stop", "%tfos_status", "%tfos_panel", "%tfos_tensorboard"):
         assert run(magic)[1].strip() == f"PlanError: {magic}: no cluster exists yet; %%tfos_cluster starts one"
 
@@ -144,7 +144,7 @@ def test_logs_follows_until_the_cluster_ends(run, mnist):
     assert shown == "one\ntwo\nthree\n"
 
 
-def test_an_interrupt_ends_the_following_and_not_the_cluster(run, mnist):
+def test_an_interrupt_ends_following_the_log_but_not_the_cluster(run, mnist):
     followed = threading.Event()
     read = mnist.snapshot
 
@@ -190,7 +190,7 @@ def test_plan_shows_the_plan_and_starts_nothing(run, launcher, run_nothing_of_sp
     assert launcher.clusters == []
 
 
-def test_plan_of_a_cluster_is_the_one_that_it_was_launched_with(run, mnist):
+def test_plan_of_a_cluster_shows_its_launch_plan(run, mnist):
     assert run("%tfos_plan mnist")[1] == f"{mnist.plan}\n"
 
 
@@ -229,7 +229,7 @@ def test_an_interrupt_of_train_stops_the_cluster(run, mnist):
     assert shown.splitlines()[-1] == "stopped by you: 2 nodes ended, their slots are free"
 
 
-def test_an_error_of_train_is_raised_and_leaves_the_cluster_to_itself(run, mnist):
+def test_an_error_of_train_is_raised_and_does_not_stop_the_cluster(run, mnist):
     def train(data, epochs=1):
         raise ValueError("no rows")
 
@@ -242,7 +242,7 @@ def test_an_error_of_train_is_raised_and_leaves_the_cluster_to_itself(run, mnist
 # --- inference
 
 
-def test_inference_takes_the_model_that_the_chief_returned(run, shell, provided, tmp_path):
+def test_inference_uses_the_model_that_the_chief_returned(run, shell, provided, tmp_path):
     shell.user_ns["path"] = tmp_path
     run("%%tfos_cluster mnist --data train_df --args path\ndef main(args, ctx): return args\n")
     provided.returns = scored = Rows()
@@ -257,10 +257,10 @@ def test_inference_takes_the_model_that_the_chief_returned(run, shell, provided,
         )
     ]
     assert shown.startswith("scored: train_df with prediction, by ")
-    assert run("%tfos_inference train_df -o scored")[0].success  # it may be made anew
+    assert run("%tfos_inference train_df -o scored")[0].success  # the variable may be assigned again
 
 
-def test_inference_hands_its_options_on(run, shell, provided):
+def test_inference_passes_its_options_on(run, shell, provided):
     provided.returns = Rows()
     run("%tfos_inference train_df --model s3://b/m.keras --inputs x,y --output p --batch-size 32 -o scored")
     assert provided.calls[0][1][1] == "s3://b/m.keras"
@@ -277,7 +277,7 @@ def test_inference_hands_its_options_on(run, shell, provided):
         ([4, 4], ["a"], "--inputs names 1 column, and must name one for each input"),
     ],
 )
-def test_inference_says_by_its_own_options_which_columns_it_wants(shapes, inputs, told):
+def test_errors_about_columns_name_the_options_of_inference(shapes, inputs, told):
     tensors = [Tensor(name, "float32", (shape,)) for name, shape in zip("xy", shapes, strict=False)]
     columns = [StructField(name, ArrayType(FloatType())) for name in "ab"]
     with pytest.raises(PlanError) as refused:
@@ -285,12 +285,12 @@ def test_inference_says_by_its_own_options_which_columns_it_wants(shapes, inputs
     assert told in str(refused.value)
 
 
-def test_inference_says_by_its_own_option_that_a_name_is_taken():
+def test_an_error_about_the_output_names_the_option_of_inference():
     with pytest.raises(PlanError, match="take another name with --output …, or drop it"):
         fields_added([Tensor("y", "float32", ())], "a", ["a"], False, LINE)
 
 
-def test_inference_says_what_main_has_to_return(run):
+def test_inference_says_what_main_must_return(run):
     run("%%tfos_cluster mnist --data train_df\ndef main(args, ctx): return 5\n")
     shown = run("%tfos_inference train_df -o scored")[1]
     assert shown.strip() == (
@@ -299,7 +299,7 @@ def test_inference_says_what_main_has_to_return(run):
     )
 
 
-def test_inference_of_a_cluster_that_failed_is_refused(run):
+def test_inference_of_a_failed_cluster_is_refused(run):
     run("%%tfos_cluster mnist --data train_df\ndef main(args, ctx): 1 / 0\n")
     assert "mnist failed, so it has no model" in run("%tfos_inference train_df -o scored")[1]
 
@@ -307,7 +307,7 @@ def test_inference_of_a_cluster_that_failed_is_refused(run):
 # --- panel and TensorBoard
 
 
-def test_panel_and_tensorboard_get_the_cluster(run, mnist, provided):
+def test_panel_and_tensorboard_receive_the_cluster(run, mnist, provided):
     run("%tfos_panel")
     run("%tfos_tensorboard mnist --height 400 --no-frame")
     assert provided.calls == [
@@ -323,7 +323,7 @@ def test_tensorboard_of_a_directory_needs_no_cluster(run, provided, tmp_path: Pa
     ]
 
 
-def test_the_cluster_s_status_is_not_changed_by_looking(run, mnist):
+def test_showing_a_cluster_does_not_change_its_status(run, mnist):
     for line in ("%tfos_status", "%tfos_plan mnist", "%tfos_panel", "%tfos_logs worker:0"):
         assert run(line)[0].success
     assert mnist.snapshot().status is ClusterStatus.RUNNING
@@ -340,7 +340,7 @@ def test_runs_lists_the_records_of_a_directory(run, tmp_path):
     assert "digits 6f2c" in shown
 
 
-def test_runs_looks_where_clusters_leave_their_models(run, tmp_path, monkeypatch):
+def test_runs_searches_the_directories_of_models(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "No runs here yet" in run("%tfos_runs")[1]
     (tmp_path / "mine/tfos_runs").mkdir(parents=True)

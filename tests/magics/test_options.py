@@ -40,12 +40,12 @@ def test_a_line_becomes_the_arguments_of_launch():
     }
 
 
-def test_what_the_line_leaves_out_is_the_plans_or_launchs_own():
+def test_options_left_out_keep_the_defaults_of_plan_and_launch():
     assert parse_options("").plan() == ClusterPlan()
     assert set(parse_options("").launch_arguments()) == set(ClusterPlan.field_names())
 
 
-def test_a_run_goes_to_mlflow_as_the_line_says():
+def test_the_line_sets_the_mlflow_option():
     said = {line: parse_options(line).launch_arguments().get("mlflow") for line in ("", "--mlflow", "--no-mlflow")}
     assert said == {"": None, "--mlflow": True, "--no-mlflow": False}
     assert parse_options("mnist --mlflow digits --quiet").launch_arguments()["mlflow"] == "digits"
@@ -53,12 +53,12 @@ def test_a_run_goes_to_mlflow_as_the_line_says():
         parse_options("--mlflow digits --no-mlflow")
 
 
-def test_the_cluster_is_called_as_its_variable_unless_named():
+def test_the_cluster_has_the_name_of_its_variable_unless_named():
     assert parse_options("mnist").plan().name == "mnist"
     assert parse_options("mnist --name other").plan().name == "other"
 
 
-def test_input_tensorflow_and_background_are_understood():
+def test_input_tensorflow_and_background_are_parsed():
     options = parse_options("--input tensorflow --background")
     assert (options.input_mode, options.background) == (InputMode.TENSORFLOW, True)
     assert parse_options("--wait").background is False
@@ -105,7 +105,7 @@ def test_input_tensorflow_and_background_are_understood():
         ("--model-dir hdfs:/x", "model_dir: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(line, message):
+def test_mistakes_are_reported_in_one_line(line, message):
     with pytest.raises(PlanError) as caught:
         parse_options(line)
     assert str(caught.value) == message
@@ -135,25 +135,25 @@ def test_the_description_shows_every_option_with_its_default():
     assert "def main(args, ctx):" in text
 
 
-def test_a_frame_with_a_nearby_name_is_suggested_before_other_variables():
+def test_a_frame_with_a_similar_name_is_suggested_before_other_variables():
     frame = type("DataFrame", (), {"mapInArrow": lambda self: None})()
     with pytest.raises(PlanError) as caught:
         find_data("trian_df", {"train_df": frame, "trian_dg": 3})
     assert str(caught.value) == "--data trian_df: no such variable; did you mean train_df?"
 
 
-def test_what_is_not_spark_data_is_named_by_its_type():
+def test_a_value_that_is_not_spark_data_is_refused_with_its_type():
     with pytest.raises(PlanError, match="--data rows: must be a Spark DataFrame or RDD, got a list"):
         find_data("rows", {"rows": [1, 2]})
 
 
-def test_a_pandas_frame_is_told_how_to_become_sparks():
+def test_the_error_for_a_pandas_frame_says_how_to_convert_it():
     pandas = pytest.importorskip("pandas")
     with pytest.raises(PlanError, match=r"--data pdf: a pandas DataFrame; spark.createDataFrame\(pdf\) makes one"):
         find_data("pdf", {"pdf": pandas.DataFrame({"a": [1]})})
 
 
-def test_sparks_own_classes_are_taken_for_data():
+def test_sparks_classes_are_data():
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
@@ -161,7 +161,7 @@ def test_sparks_own_classes_are_taken_for_data():
     assert not is_data(DataFrame)
 
 
-def test_a_column_of_spark_which_has_every_attribute_is_no_data():
+def test_an_object_with_every_attribute_is_not_data():
     class Column:
         def __getattr__(self, name):
             return self
@@ -169,18 +169,18 @@ def test_a_column_of_spark_which_has_every_attribute_is_no_data():
     assert not is_data(Column())
 
 
-def test_the_line_goes_before_the_defaults_and_the_defaults_before_what_is_built_in():
+def test_the_line_overrides_config_and_config_overrides_builtin_defaults():
     defaults = {"workers": 4, "background": True, "model_dir": "s3://b"}
     options = parse_options("--workers 2 --wait", defaults)
     assert (options.workers, options.background, options.model_dir) == (2, False, "s3://b")
     assert parse_options("").workers == ClusterPlan.workers
 
 
-def test_tensorboard_is_asked_for_by_either_of_its_options():
+def test_either_tensorboard_option_turns_it_on():
     assert parse_options("--tensorboard").launch_arguments()["tensorboard"] is True
     assert "log_dir" not in parse_options("--tensorboard").launch_arguments()
     assert "tensorboard" not in parse_options("").launch_arguments()
 
 
-def test_options_are_a_value():
+def test_equal_lines_give_equal_options():
     assert parse_options("mnist --workers 2") == LaunchOptions("mnist", workers=2, name="mnist")

@@ -10,7 +10,7 @@ from tfos_nb.magics.options import parse_options
 from tfos_nb.magics.parsers import TRAIN
 
 
-def test_the_variable_of_the_validation_rows_is_understood() -> None:
+def test_the_variable_of_the_validation_rows_is_parsed() -> None:
     assert parse_options("mnist --data df --validation held_out").validation == "held_out"
     assert TRAIN.understand("df --validation held_out").validation == "held_out"
 
@@ -20,7 +20,7 @@ def test_validation_rows_without_training_rows_are_refused() -> None:
         parse_options("mnist --validation held_out")
 
 
-def test_what_writestream_gives_is_data() -> None:
+def test_the_result_of_writestream_is_data() -> None:
     from pyspark.sql.streaming import DataStreamWriter
 
     assert is_data(DataStreamWriter.__new__(DataStreamWriter))

@@ -1,4 +1,4 @@
-"""Runs in MLflow: a real tracking server on SQLite, read back by its REST, and real clusters."""
+"""Runs in MLflow: a real tracking server on SQLite, read by its REST API, and real clusters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Server:
             return False
 
     def get(self, call: str, **question: str) -> Any:
-        """Ask its REST, as its page does."""
+        """Call its REST API, as its page does."""
         url = f"{self.uri}/api/2.0/mlflow/{call}?{urllib.parse.urlencode(question)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
             return json.load(answer)
@@ -95,7 +95,7 @@ class Server:
             return [run["info"]["run_id"] for run in json.load(answer).get("runs", [])]
 
     def end(self) -> None:
-        """End it, with its workers."""
+        """End the server and its workers."""
         os.killpg(self._process.pid, 9)
         self._process.wait(30)
 
@@ -140,7 +140,7 @@ def table(spark: SparkSession, rows: int = 48) -> Any:
     return spark.createDataFrame(content, "id long, x array<float>, y float")
 
 
-def test_a_training_in_an_active_run_is_there_with_its_model(
+def test_a_training_in_an_active_run_is_logged_with_its_model(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
     frame = table(spark)
@@ -176,7 +176,7 @@ def test_a_training_in_an_active_run_is_there_with_its_model(
     )
 
 
-def test_a_run_in_an_experiment_ends_as_the_cluster_ends(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+def test_a_run_has_the_outcome_of_its_cluster(spark: SparkSession, server: Server, tmp_path: Path) -> None:
     options = {"spark": spark, "input_mode": "tensorflow", "model_dir": tmp_path, "mlflow": "outcomes"}
     with launch(reporting, {"loss": 1.0}, name="good", **options):
         pass
@@ -189,7 +189,7 @@ def test_a_run_in_an_experiment_ends_as_the_cluster_ends(spark: SparkSession, se
     assert failed["params"] == {"loss": "2.0", "fails": "True", "plan.workers": "1", "plan.input_mode": "tensorflow"}
 
 
-def test_a_second_cluster_within_a_run_has_a_run_below_it(spark: SparkSession, server: Server) -> None:
+def test_a_second_cluster_within_a_run_gets_a_child_run(spark: SparkSession, server: Server) -> None:
     with mlflow.start_run() as active:
         for loss in (1.0, 2.0):
             with launch(reporting, {"loss": loss}, spark=spark, input_mode="tensorflow", name=f"n{loss:g}"):
@@ -203,7 +203,7 @@ def test_a_second_cluster_within_a_run_has_a_run_below_it(spark: SparkSession, s
     assert (below["run_name"], below["params"]["loss"], below["status"]) == ("n2", "2.0", "FINISHED")
 
 
-def test_without_a_wish_or_an_active_run_nothing_is_logged(spark: SparkSession, server: Server) -> None:
+def test_without_the_option_or_an_active_run_nothing_is_logged(spark: SparkSession, server: Server) -> None:
     before = server.runs_of("usual")
     with launch(reporting, {"loss": 1.0}, spark=spark, input_mode="tensorflow"):
         pass
@@ -216,7 +216,7 @@ def test_without_a_wish_or_an_active_run_nothing_is_logged(spark: SparkSession, 
     assert "tfos_nb.run" not in server.run(active.info.run_id)["tags"]
 
 
-def test_a_server_that_is_down_stops_nothing_and_the_run_can_be_logged_later(
+def test_training_continues_without_a_server_and_can_be_logged_later(
     spark: SparkSession, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mlflow.set_tracking_uri("http://127.0.0.1:1")
@@ -255,7 +255,7 @@ def test_odd_numbers_and_names_are_logged(server: Server) -> None:
     assert len(found["params"]) == 150 + 1
 
 
-def test_a_parameter_that_is_refused_leaves_the_others(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_parameter_does_not_affect_the_others(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     arguments = {"lr": 0.01, "a@b": 1, "a_b": 2, "/abs": 3, "plan": {"workers": 9}, "units": 4}
     with caplog.at_level(logging.WARNING), mlflow.start_run() as active:
         mlflow.log_param("lr", "1e-2")
@@ -271,13 +271,15 @@ def test_a_parameter_that_is_refused_leaves_the_others(server: Server, caplog: p
     assert told[0].startswith("MLflow did not take the parameters lr: ")
 
 
-def test_the_step_is_the_epoch_over_several_fits(server: Server) -> None:
+def test_the_step_counts_epochs_over_several_fits(server: Server) -> None:
     epochs = tuple({"epoch": epoch, "loss": float(epoch)} for epoch in (4, 5, 1, 2))
     run_id = tfos_nb.mlflow.log(replace(a_run(), epochs=epochs))
     assert server.history(run_id, "loss") == [(4, 4.0), (5, 5.0), (6, 1.0), (7, 2.0)]
 
 
-def test_models_of_other_kinds_are_in_the_runs_experiment(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+def test_models_of_other_kinds_are_logged_in_the_runs_experiment(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
     import keras
     import tensorflow as tf
 
@@ -300,7 +302,7 @@ def test_models_of_other_kinds_are_in_the_runs_experiment(spark: SparkSession, s
         assert np.asarray(scored).shape == (2, 2)
 
 
-def test_a_server_that_is_down_is_not_asked_by_the_launching_thread(
+def test_launch_does_not_wait_for_a_server_that_is_down(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mlflow.set_tracking_uri("http://127.0.0.1:1")
@@ -336,24 +338,24 @@ def test_wrong_arguments_of_log_are_refused_before_a_run_is_made(
 
 
 @pytest.mark.parametrize("wrong", [3, "", " ", ["digits"], 1.0])
-def test_a_wrong_option_is_refused_before_anything_starts(wrong: Any) -> None:
+def test_a_wrong_option_is_refused_before_any_node_starts(wrong: Any) -> None:
     with pytest.raises(errors.PlanError, match="mlflow must be True, False, or the name of an experiment"):
         launch(reporting, mlflow=wrong)
 
 
-def test_what_is_no_run_is_refused() -> None:
+def test_an_object_that_is_not_a_run_is_refused() -> None:
     with pytest.raises(errors.PlanError, match=r"run must be a Run, such as tfos_nb.runs\(\)\[0\], or a cluster"):
         tfos_nb.mlflow.log({"loss": 1.0})  # type: ignore[arg-type]
 
 
-def test_mlflow_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mlflow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(errors.MissingPackage, match=r"pip install 'tfos_nb\[mlflow\]'"):
         launch(reporting, mlflow=True)
 
 
 @pytest.mark.slow
-def test_a_tuners_fits_are_runs_below_the_users_and_the_best_is_its_own(spark: SparkSession, server: Server) -> None:
+def test_a_tuners_fits_are_child_runs_and_the_users_run_has_the_best(spark: SparkSession, server: Server) -> None:
     import keras
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

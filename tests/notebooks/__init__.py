@@ -1,1 +1,1 @@
-"""The notebooks and examples of ``notebooks/``, as a user runs them: each learns, and shows, what its text says."""
+"""The notebooks and examples of ``notebooks/``, run as by a user: each learns and shows what its text says."""

@@ -1,4 +1,4 @@
-"""Run a notebook from its first cell to its last, as ``jupyter execute`` does."""
+"""Run a notebook from its first cell to its last, like ``jupyter execute``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def executed(notebook: Path, folder: Path, seconds: float, **variables: str) -> Any:
-    """Return a notebook with its outputs, after it has run in ``folder``; each cell may take so many seconds.
+    """Run a notebook in ``folder``, with a limit of seconds for each cell; return it with its outputs.
 
-    ``variables`` are more environment variables of its kernel.
+    ``variables`` are additional environment variables of its kernel.
     """
     content = nbformat.read(notebook, as_version=4)
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT), **variables}

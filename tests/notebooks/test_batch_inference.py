@@ -20,7 +20,7 @@ RUN_SECONDS = 400
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each cell shows."""
+    """Return the outputs of each cell."""
     folder = tmp_path_factory.mktemp("inference")
     content = executed(NOTEBOOK, folder, RUN_SECONDS)
     return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
@@ -38,7 +38,7 @@ def test_the_notebook_scores_the_held_out_digits_as_keras_does(shown: dict[str, 
     assert by_spark == pytest.approx(by_keras, abs=1e-3)
 
 
-def test_every_cell_of_the_notebook_shows_what_its_text_says(shown: dict[str, Any]) -> None:
+def test_the_cells_outputs_match_the_texts_of_the_notebook(shown: dict[str, Any]) -> None:
     (mistake,) = shown["mistake"]
     assert mistake["ename"] == "PlanError"
     assert len(mistake["traceback"]) == 1

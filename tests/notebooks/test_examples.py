@@ -1,4 +1,4 @@
-"""The examples: each script and its notebook have one program, and each learns what it says, in the small."""
+"""The examples: each script has the same program as its notebook, and learns from small data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cells_of(name: str) -> list[dict[str, Any]]:
 
 
 def parts_of(text: str) -> dict[str, str]:
-    """Return the functions, classes and constants of a source text, as they are parsed."""
+    """Return the parsed functions, classes and constants of a source text."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -70,7 +70,7 @@ def parts_of_notebook(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_cluster_cell_holds_the_very_main_of_the_script(name: str) -> None:
+def test_the_cluster_cell_has_the_scripts_main(name: str) -> None:
     (cell,) = [cell for cell in cells_of(name) if "".join(cell["source"]).startswith("%%tfos_cluster")]
     told = parts_of("".join(cell["source"][1:]))
     assert list(told) == ["main"]
@@ -78,7 +78,7 @@ def test_the_cluster_cell_holds_the_very_main_of_the_script(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_script_and_notebook_both_define_is_the_same(name: str) -> None:
+def test_definitions_in_both_script_and_notebook_are_the_same(name: str) -> None:
     script, notebook = parts_of((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")), parts_of_notebook(name)
     both = script.keys() & notebook.keys()
     assert {"main", "frame", "score"} <= both
@@ -86,7 +86,7 @@ def test_what_script_and_notebook_both_define_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fewer_than_ten_lines_of_main_know_of_the_cluster(name: str) -> None:
+def test_fewer_than_ten_lines_of_main_use_ctx(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     main = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "main")
     lines = text.splitlines()[main.lineno - 1 : main.end_lineno]
@@ -122,7 +122,7 @@ def test_the_table_names_every_example() -> None:
 
 
 def loaded(name: str) -> ModuleType:
-    """Import a script, as a module that nobody else has."""
+    """Import a script under a separate module name."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -146,7 +146,7 @@ def write_notebook(folder: Path, cell: str) -> str:
     return "given.ipynb"
 
 
-def test_the_target_of_a_notebook_gets_its_folder_and_the_outputs(tmp_path: Path) -> None:
+def test_the_target_notebook_is_written_with_its_folder_and_outputs(tmp_path: Path) -> None:
     ended = run_notebook(tmp_path, write_notebook(tmp_path, "print(6 * 7)"), "new/folder/done.ipynb")
     assert ended.returncode == 0, ended.stderr
     (cell,) = nbformat.read(tmp_path / "new/folder/done.ipynb", 4)["cells"]
@@ -171,7 +171,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_first_cell(tmp_pa
         ("[]", "given.txt is no notebook: its JSON is of another kind"),
     ],
 )
-def test_a_source_that_is_no_notebook_is_one_line_and_the_target_keeps_what_it_has(
+def test_an_invalid_source_is_refused_in_one_line_and_the_target_is_unchanged(
     text: str | None, told: str, tmp_path: Path
 ) -> None:
     if text is not None:
@@ -187,7 +187,7 @@ def test_a_source_that_is_no_notebook_is_one_line_and_the_target_keeps_what_it_h
 
 
 def run(folder: Path, name: str, *options: str, by: tuple[str, ...] = (sys.executable,)) -> Outcome:
-    """Run a script in a folder of its own and return what its last line tells."""
+    """Run a script in ``folder``; return the JSON of its last line."""
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
         [*by, str(EXAMPLES / f"{name}.py"), *options],
@@ -206,7 +206,7 @@ def run(folder: Path, name: str, *options: str, by: tuple[str, ...] = (sys.execu
 
 
 def learns(outcome: Outcome, epochs: int) -> bool:
-    """Whether every epoch was told, and the last one's loss is lower than the first one's."""
+    """Whether every epoch was reported, and the last loss is lower than the first."""
     told = outcome["epochs"]
     return [epoch["epoch"] for epoch in told] == list(range(1, epochs + 1)) and told[-1]["loss"] < told[0]["loss"]
 
@@ -219,7 +219,7 @@ def write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def idx_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST's own files, or files of that format: digits of 8 x 8 pixels, enlarged; some of them compressed."""
+    """MNIST's files, or files of that format with enlarged digits of 8 x 8 pixels; some of them are compressed."""
     if MNIST:
         return Path(MNIST)
     from sklearn.datasets import load_digits
@@ -243,13 +243,13 @@ def test_a_folder_without_mnists_files_is_refused_in_one_line(
     assert last.endswith(f"error: --data {tmp_path}: no folder with MNIST's IDX files (t10k-images-idx3-ubyte, …)")
 
 
-def test_a_folder_with_mnists_files_is_taken(idx_files: Path) -> None:
+def test_a_folder_with_mnists_files_is_accepted(idx_files: Path) -> None:
     for data in (str(idx_files), "scikit-learn", "keras"):
         assert vars(loaded("mnist"))["parse"](["--data", data])["data"] == data
 
 
 @pytest.mark.slow
-def test_mnist_under_spark_submit_learns_from_rows_that_spark_feeds(tmp_path: Path, idx_files: Path) -> None:
+def test_mnist_learns_from_fed_rows_under_spark_submit(tmp_path: Path, idx_files: Path) -> None:
     submit = Path(sys.executable).parent / "spark-submit"
     by = (str(submit), "--master", "local[4]", "--conf", "spark.ui.enabled=false")
     outcome = run(tmp_path, "mnist", "--data", str(idx_files), "--epochs", "3", "--width", "8", by=by)
@@ -270,7 +270,7 @@ def test_mnist_learns_from_parquet_files_that_the_nodes_read(tmp_path: Path, idx
 
 @pytest.fixture(scope="module")
 def bin_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of CIFAR-10's binary version: noise, with a stripe of a brightness and a colour for each kind."""
+    """Files in CIFAR-10's binary format: noise with stripes whose brightness and colour depend on the class."""
     folder, chance = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(5)
     for name, count in (("data_batch_1.bin", 200), ("data_batch_2.bin", 200), ("test_batch.bin", 100)):
         records = []
@@ -294,7 +294,7 @@ def test_cifar10_learns_from_files_of_fixed_records(tmp_path: Path, bin_files: P
 
 
 @pytest.mark.slow
-def test_flowers_become_tfrecords_from_which_inception_modules_learn(tmp_path: Path) -> None:
+def test_inception_modules_learn_from_tfrecords_of_flowers(tmp_path: Path) -> None:
     loaded("flowers_inception").draw_flowers(tmp_path / "flowers", count=60, seed=3, size=48)
     small = ("--size", "32", "--width", "0.125", "--modules", "1", "--epochs", "6", "--batch-size", "16")
     outcome = run(tmp_path, "flowers_inception", "--data", "flowers", "--records", "records", *small)
@@ -317,7 +317,7 @@ def test_a_unet_finds_the_pixels_of_pets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_lstm_tells_praise_from_blame_by_the_order_of_words(tmp_path: Path) -> None:
+def test_an_lstm_distinguishes_praise_from_blame_by_the_order_of_words(tmp_path: Path) -> None:
     loaded("text_lstm").make_reviews(tmp_path / "reviews.tsv", rows=2000, seed=3)
     outcome = run(tmp_path, "text_lstm", "--data", "reviews.tsv", "--epochs", "8", "--length", "14")
     assert learns(outcome, 8)
@@ -334,7 +334,7 @@ def census(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ps", [0, 1])
-def test_wide_and_deep_beats_a_guess_in_step_and_with_parameter_servers(tmp_path: Path, census: str, ps: int) -> None:
+def test_wide_and_deep_learns_synchronously_and_with_parameter_servers(tmp_path: Path, census: str, ps: int) -> None:
     outcome = run(tmp_path, "wide_and_deep", "--data", census, "--epochs", "3", "--ps", str(ps))
     assert learns(outcome, 3)
     assert 400 < outcome["held_out"] < 600
@@ -345,7 +345,7 @@ def test_wide_and_deep_beats_a_guess_in_step_and_with_parameter_servers(tmp_path
 
 
 def said_by_notebook(name: str, folder: Path) -> str:
-    """Run a notebook without data of its own and return what its cells write."""
+    """Run a notebook without real data; return the output of its cells."""
     content = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
     for variable in [name for name in environment if name.startswith("TFOS_NB_")]:
@@ -380,6 +380,6 @@ def test_the_notebooks_of_pictures_run_offline_and_learn(tmp_path: Path, name: s
 
 
 @pytest.mark.slow
-def test_the_notebook_of_pets_runs_offline_and_finds_them(tmp_path: Path) -> None:
+def test_the_notebook_of_pets_runs_offline_and_learns(tmp_path: Path) -> None:
     said = said_by_notebook("segmentation_unet", tmp_path)
     assert float(said.partition("held-out pictures: pet ")[2].partition(",")[0]) > 0.6

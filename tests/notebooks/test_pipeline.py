@@ -21,7 +21,7 @@ RUN_SECONDS = 600
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each cell shows."""
+    """Return the outputs of each cell."""
     folder = tmp_path_factory.mktemp("pipeline")
     content = executed(NOTEBOOK, folder, RUN_SECONDS)
     return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
@@ -33,18 +33,18 @@ def number(shown: dict[str, Any], cell: str, before: str) -> float:
     return float(found[1])
 
 
-def test_the_pipeline_tells_held_out_wines_apart(shown: dict[str, Any]) -> None:
+def test_the_pipeline_classifies_held_out_wines(shown: dict[str, Any]) -> None:
     assert number(shown, "evaluate", "accuracy") > 0.85
     assert number(shown, "own-use", "three columns") > 0.7
 
 
-def test_the_better_learning_rate_is_chosen_and_the_pipeline_is_the_same_after_loading(shown: dict[str, Any]) -> None:
+def test_the_better_learning_rate_wins_and_a_loaded_pipeline_is_the_same(shown: dict[str, Any]) -> None:
     good = number(shown, "best", "learning_rate 0.02 *accuracy")
     assert good > number(shown, "best", "learning_rate 0.0002 *accuracy")
     assert number(shown, "best", "held out:") == number(shown, "save", "after loading:") > 0.85
 
 
-def test_a_fit_shows_the_panel_and_a_cross_validators_fits_say_a_line_each(shown: dict[str, Any]) -> None:
+def test_a_fit_shows_the_panel_and_each_fit_of_a_tuner_prints_a_line(shown: dict[str, Any]) -> None:
     for cell in ("pipeline", "tune", "own"):
         panels = [output for output in shown[cell] if "text/html" in output.get("data", {})]
         assert len(panels) == 1, cell
@@ -54,7 +54,7 @@ def test_a_fit_shows_the_panel_and_a_cross_validators_fits_say_a_line_each(shown
     assert {re.search(r"learning_rate=([\d.]+)", line)[1] for line in lines} == {"0.02", "0.0002"}  # type: ignore[index]
 
 
-def test_a_mistake_is_one_line(shown: dict[str, Any]) -> None:
+def test_a_mistake_is_reported_in_one_line(shown: dict[str, Any]) -> None:
     (mistake,) = shown["mistake"]
     assert mistake["ename"] == "PlanError"
     assert len(mistake["traceback"]) == 1

@@ -1,4 +1,4 @@
-"""The quickstart and the tour of panel and TensorBoard: a kernel of their own, a local Spark, TensorFlow processes."""
+"""The quickstart and the tour of panel and TensorBoard, in separate kernels with a local Spark and TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN_SECONDS = 400
 
 
 class Run:
-    """One run of ``python -m tfos_nb.demo``: what it said, and the notebook that it left."""
+    """One run of ``python -m tfos_nb.demo``: its output, and the notebook that it wrote."""
 
     def __init__(self, ended: subprocess.CompletedProcess[str], out: Path) -> None:
         self.ended = ended
@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow  # make demo runs it too
-def test_the_clusters_model_reads_97_percent_of_the_held_out_digits(run: Run) -> None:
+def test_the_clusters_model_is_right_for_97_percent_of_held_out_digits(run: Run) -> None:
     assert run.figures["held_out"] > 250
     assert run.figures["accuracy"] >= 0.97
 
@@ -75,7 +75,7 @@ def test_fewer_than_ten_lines_differ_from_one_machine(run: Run) -> None:
 
 
 @pytest.mark.slow  # make demo runs it too
-def test_the_saved_model_loads_elsewhere_and_reads_digits(run: Run) -> None:
+def test_the_saved_model_can_be_loaded_and_classifies_digits(run: Run) -> None:
     import keras
 
     digits = load_digits()
@@ -99,14 +99,14 @@ def test_the_table_ends_with_both_workers_done(run: Run) -> None:
 
 
 @pytest.mark.slow  # make demo runs it too
-def test_the_wrong_option_is_one_line_with_the_right_one(run: Run) -> None:
+def test_a_wrong_option_is_refused_in_one_line_with_the_right_one(run: Run) -> None:
     (error,) = run.outputs_of("mistake")
     told = "PlanError: --wokers: no such option; did you mean --workers?"
     assert error["traceback"] == [f"\x1b[31m{told}\x1b[39m"], "one line, and it is red"
 
 
 @pytest.mark.slow  # make demo runs it too
-def test_the_command_tells_the_plan_the_nodes_the_epochs_and_where_the_files_are(run: Run) -> None:
+def test_the_command_prints_the_plan_the_nodes_the_epochs_and_the_files(run: Run) -> None:
     said = run.ended.stdout
     assert "cluster digits: 2 nodes, input from spark" in said
     assert "worker:1      127.0.0.1" in said
@@ -128,7 +128,7 @@ Shown = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """What each cell of the second notebook shows, in a run by nbclient."""
+    """Run the second notebook by nbclient; return the outputs of each cell."""
     folder = tmp_path_factory.mktemp("tour")
     content = executed(TOUR, folder, RUN_SECONDS)
     html, _ = HTMLExporter().from_notebook_node(content)
@@ -138,7 +138,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 
 @pytest.mark.slow
-def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> None:
+def test_the_outcomes_of_the_tours_clusters_are_saved_as_html(tour: Shown) -> None:
     for cell, outcome in (("cluster", "Done in"), ("loop", "Stopped after"), ("train", "Stopped after")):
         (panel,) = tour[cell]
         assert set(panel["data"]) == {"text/html", "text/plain"}
@@ -147,7 +147,7 @@ def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> N
 
 
 @pytest.mark.slow
-def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> None:
+def test_the_tour_converts_to_a_page_with_its_clusters(tour: Shown) -> None:
     html = tour["as a page"][0]["html"]
     assert html.count('aria-label="TensorFlow cluster digits"') >= 1
     assert "Done in" in html
@@ -156,7 +156,7 @@ def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> Non
 
 
 @pytest.mark.slow
-def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:
+def test_the_other_cells_of_the_tour_show_a_running_cluster(tour: Shown) -> None:
     assert "The plan fits: it needs 2 of 4 slots" in tour["plan"][0]["data"]["text/plain"]
     assert "worker:1" in tour["look"][0]["data"]["text/plain"]
     assert "TensorBoard of digits: no page to show it in; the logs are in" in _said(tour["board"])
@@ -165,7 +165,7 @@ def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Show
 
 
 @pytest.mark.slow
-def test_the_polite_stop_of_the_tour_leaves_a_model(tour: Shown) -> None:
+def test_the_tours_stop_with_grace_leaves_a_model(tour: Shown) -> None:
     said = _said(tour["stop"])
     assert "loop: stopped: 1 node ended, its slot is free" in said
     result = ast.literal_eval(next(line for line in said.splitlines() if line.startswith("{")))

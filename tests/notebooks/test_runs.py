@@ -19,7 +19,7 @@ Shown = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """What each cell shows."""
+    """Return the outputs of each cell."""
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("runs")
     content = executed(NOTEBOOK, folder, RUN_SECONDS)

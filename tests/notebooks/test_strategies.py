@@ -22,7 +22,7 @@ RUN_SECONDS = 400
 
 
 def shown(name: str, folder: Path) -> dict[str, str]:
-    """Run a notebook; what each cell says, or shows in text."""
+    """Run a notebook; return the text that each cell prints or shows."""
     content: Any = nbformat.read(CHECKOUT / f"notebooks/{name}.ipynb", as_version=4)
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
     environment.pop("TFOS_NB_PROGRESS", None)
@@ -37,7 +37,7 @@ def _text(output: Any) -> str:
     return "".join([output.get("text", ""), data.get("text/plain", ""), *output.get("traceback", ())])
 
 
-def test_the_strategies_of_the_notebook_all_train_and_the_mixture_is_refused(tmp_path: Path) -> None:
+def test_all_strategies_of_the_notebook_train_and_the_mixture_is_refused(tmp_path: Path) -> None:
     said = shown("03_strategies", tmp_path)
     assert "'devices': 2" in said["mirrored-result"]
     assert "/job:worker/replica:0/task:1" in said["across-result"]
@@ -45,7 +45,7 @@ def test_the_strategies_of_the_notebook_all_train_and_the_mixture_is_refused(tmp
     assert "would wait without end in a cluster with parameter servers" in said["refused"]
 
 
-def test_the_parameter_servers_of_the_notebook_see_every_row(tmp_path: Path) -> None:
+def test_the_notebook_of_parameter_servers_trains_in_every_way(tmp_path: Path) -> None:
     said = shown("04_parameter_servers", tmp_path)
     assert "/job:ps/" in said["loop-result"]
     assert "ps:0" in said["keras"]

@@ -1,4 +1,4 @@
-"""The notebook on TFRecord files as a user runs it: a kernel of its own, a local Spark, TensorFlow beside it."""
+"""The notebook on TFRecord files as a user runs it, in a separate kernel with a local Spark and TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN_SECONDS = 400
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each cell shows, as text."""
+    """Return the outputs of each cell as text."""
     folder = tmp_path_factory.mktemp("tfrecords")
     content = executed(NOTEBOOK, folder, RUN_SECONDS, TMPDIR=os.fspath(folder))
     assert not list(folder.glob("tfrecords-*"))
@@ -33,20 +33,20 @@ def _text(output: dict[str, Any]) -> str:
     return str(output.get("text") or output["data"]["text/plain"])
 
 
-def test_tensorflow_sees_the_rows_that_spark_wrote(shown: dict[str, str]) -> None:
+def test_tensorflow_reads_the_rows_that_spark_wrote(shown: dict[str, str]) -> None:
     assert re.match(r"Saved\(path='.*/digits', files=4, rows=1797, size=\d+\)", shown["write"])
     theirs, ours = shown["plain"].strip().splitlines()
     assert theirs == ours.removesuffix(": the same here") == "1797 rows, 561718 ink in all, 178 zeros"
 
 
-def test_the_declared_schema_gives_the_same_rows_again(shown: dict[str, str]) -> None:
+def test_a_declared_schema_gives_the_same_rows(shown: dict[str, str]) -> None:
     assert "label: long" in shown["inferred"]
     assert "element: float" in shown["inferred"]
     assert shown["declared"].strip() == "True 0 0"
     assert shown["format"].startswith("183 ['label=0', 'label=1'")
 
 
-def test_each_mistake_is_one_line_that_says_what_to_do(shown: dict[str, str]) -> None:
+def test_each_mistake_is_reported_in_one_line_with_the_remedy(shown: dict[str, str]) -> None:
     assert "did you mean 'label'?" in shown["mistake"]
     assert "cast it to double" in shown["decimal"]
     assert "byte 0: it is not" not in shown["fail"]
@@ -56,7 +56,7 @@ def test_each_mistake_is_one_line_that_says_what_to_do(shown: dict[str, str]) ->
         assert "\n" not in shown[cell]
 
 
-def test_damage_is_counted_and_placed(shown: dict[str, str]) -> None:
+def test_damaged_records_are_counted_and_located(shown: dict[str, str]) -> None:
     rest, places, *told = shown["skip"].splitlines()
     assert 1790 < int(rest.split()[0]) < 1797
     assert places == "2 damaged places in 2 files"

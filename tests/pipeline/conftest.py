@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 @pytest.fixture(scope="session")
 def iris(spark: SparkSession) -> DataFrame:
-    """Scikit-learn's irises: four numbers and their vector, the kind as text and number, a weight, a fifth held out."""
+    """Scikit-learn's irises: four numbers, their vector, the class by name and number, a weight, a fifth held out."""
     from pyspark.ml.linalg import Vectors
     from sklearn.datasets import load_iris
 

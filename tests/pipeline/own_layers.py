@@ -1,4 +1,4 @@
-"""Code of a user's for Keras, in a module of its own: registered and not."""
+"""A user's custom Keras code in a separate module: some of it registered, some not."""
 
 from __future__ import annotations
 

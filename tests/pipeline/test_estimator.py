@@ -1,4 +1,4 @@
-"""TFEstimator: a function of the user's, trained on a cluster, becomes a Model of Spark ML."""
+"""TFEstimator: a training function that runs on a cluster gives a Model of Spark ML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from tests.pipeline import programs
 from tests.saved_models import column
@@ -71,14 +71,14 @@ def test_estimator_and_model_are_saved_and_loaded_in_a_pipeline(
     assert (column(loaded.transform(iris), "kind") == column(fitted.transform(iris), "kind")).all()
 
 
-def test_a_copy_has_other_params_and_leaves_the_first_alone(estimator: TFEstimator) -> None:
+def test_changing_a_copy_does_not_change_the_original(estimator: TFEstimator) -> None:
     other = estimator.copy({estimator.epochs: 3})
     assert (other.getEpochs(), estimator.getEpochs()) == (3, 12)
     assert other.train_fn is programs.train
     assert "epochs: how often the rows are gone through (default: 1, current: 3)" in other.explainParams()
 
 
-def test_rows_may_go_by_way_of_files_and_the_export_may_be_a_function(iris: DataFrame, tmp_path: Path) -> None:
+def test_rows_can_be_fed_by_files_and_exported_by_a_function(iris: DataFrame, tmp_path: Path) -> None:
     estimator = TFEstimator(programs.train_from_files, {"mine": "so"}, programs.export, validation=iris.limit(30))
     estimator.setInputMode("tensorflow").setTFRecordDir(str(tmp_path / "records")).setSteps(7).setBatchSize(16)
     estimator.setInputMapping(MAPPING).setEpochs(15).setModelDir(str(tmp_path / "model"))
@@ -89,7 +89,7 @@ def test_rows_may_go_by_way_of_files_and_the_export_may_be_a_function(iris: Data
     assert list((tmp_path / "records").iterdir()) == []
 
 
-def test_an_error_of_the_function_is_the_nodes_and_its_slots_are_free(spark: SparkSession, iris: DataFrame) -> None:
+def test_an_error_of_the_function_is_raised_and_its_slots_are_freed(spark: SparkSession, iris: DataFrame) -> None:
     with pytest.raises(NodeFailed, match="no good so") as caught:
         TFEstimator(programs.fail, {"mine": "so"}).fit(iris)
     assert "chief:0" in str(caught.value)
@@ -114,13 +114,15 @@ def test_an_error_of_the_function_is_the_nodes_and_its_slots_are_free(spark: Spa
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_node_starts(iris: DataFrame, changes: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused_before_a_node_starts(
+    iris: DataFrame, changes: dict[str, Any], told: str
+) -> None:
     df = iris.withColumn("day", F.current_date()).withColumn("nested", F.array(F.array("sl", "sw")))
     with pytest.raises(PlanError, match=told):
         TFEstimator(programs.train, **changes).fit(df)
 
 
-def test_functions_are_looked_at(iris: DataFrame, tmp_path: Path) -> None:
+def test_functions_and_keywords_are_checked(iris: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"train_fn is a NoneType: give a function that takes \(args, ctx\)"):
         TFEstimator().fit(iris)
     with pytest.raises(PlanError, match=r"train_one\(args.* is called as train_one\(args, ctx\): give it these"):
@@ -138,14 +140,14 @@ def test_functions_are_looked_at(iris: DataFrame, tmp_path: Path) -> None:
 
 
 def train_one(args: Any) -> None:
-    """Take one argument, which is one too few."""
+    """Take only one argument, where two are required."""
 
 
-# --- the line of fits ---------------------------------------------------------------------------------------------
+# --- the queue of fits --------------------------------------------------------------------------------------------
 
 
 class Fitter(threading.Thread):
-    """A fit that holds its place until it is told to leave."""
+    """A fit that holds its slots until the test releases it."""
 
     def __init__(self, spark: SparkSession, need: Need) -> None:
         super().__init__(daemon=True)
@@ -165,9 +167,9 @@ class Fitter(threading.Thread):
             self.error = error
 
 
-def test_fits_run_at_the_same_time_while_there_are_slots_and_wait_in_line_where_not(spark: SparkSession) -> None:
+def test_fits_run_concurrently_if_slots_are_free_and_otherwise_queue(spark: SparkSession) -> None:
     assert until(lambda: not slots_busy(spark))
-    small = [Fitter(spark, Need(1)) for _ in range(3)]  # of 4 slots, one stays free for feeding
+    small = [Fitter(spark, Need(1)) for _ in range(3)]  # one of 4 slots stays free for feeding
     assert all(fitter.inside.wait(30) for fitter in small)
     large = Fitter(spark, Need(2))
     assert small[0].place is not None
@@ -188,7 +190,7 @@ def test_fits_run_at_the_same_time_while_there_are_slots_and_wait_in_line_where_
     alone.join(30)
 
 
-def test_two_fits_at_once_do_not_write_one_directory(spark: SparkSession) -> None:
+def test_two_concurrent_fits_cannot_write_the_same_directory(spark: SparkSession) -> None:
     first = Fitter(spark, Need(1, writes=("/models/a",)))
     assert first.inside.wait(30)
     second = Fitter(spark, Need(1, writes=("/models/a",)))
@@ -198,7 +200,7 @@ def test_two_fits_at_once_do_not_write_one_directory(spark: SparkSession) -> Non
     first.join(30)
 
 
-def test_slots_that_something_else_holds_are_waited_for_and_told_of(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_fit_waits_for_slots_in_use_and_reports_them(spark: SparkSession, tmp_path: Path) -> None:
     release = tmp_path / "release"
     holders = spark.sparkContext.parallelize(range(4), 4)
     held = threading.Thread(target=lambda: holders.foreach(Hold(os.fspath(release))), daemon=True)
@@ -211,7 +213,7 @@ def test_slots_that_something_else_holds_are_waited_for_and_told_of(spark: Spark
 
 
 class Hold:
-    """A task that holds its slot until a file is there."""
+    """A task that holds its slot until a file exists."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -20,7 +20,7 @@ def test_a_layers_output_is_a_vector_column(rows, kinds, known):
     assert close([v.toArray() for v in (r.features for r in found.orderBy("id").collect())], known["features"])
 
 
-def test_a_layer_is_counted_from_the_end_and_arrays_are_left_as_they_are(rows, kinds, known):
+def test_a_layer_can_be_counted_from_the_end_and_arrays_can_stay(rows, kinds, known):
     model = keras.models.load_model(kinds / "dense.keras")
     found = featurize(model, -2, output_col="f", vector=False).transform(rows)
     assert found.dtypes[-1] == ("f", "array<float>")
@@ -36,7 +36,7 @@ def test_features_of_several_axes_become_one_vector(spark, kinds):
     assert len(found.first().features) == 4 * 6 * 3
 
 
-def test_it_feeds_a_model_of_spark_in_a_pipeline_that_is_saved(rows, kinds, tmp_path):
+def test_features_feed_a_model_of_spark_in_a_saved_pipeline(rows, kinds, tmp_path):
     labelled = rows.selectExpr("*", "double(b % 2) AS label")
     stages = [TFFeaturizer(export_dir=str(kinds / "dense.keras"), layer="middle"), LogisticRegression(maxIter=2)]
     fitted = Pipeline(stages=stages).fit(labelled)
@@ -45,7 +45,7 @@ def test_it_feeds_a_model_of_spark_in_a_pipeline_that_is_saved(rows, kinds, tmp_
     assert close(column(PipelineModel.load(str(tmp_path / "fitted")).transform(labelled)), expected)
 
 
-def test_layers_that_are_not_there_are_told_with_those_that_are(rows, kinds):
+def test_missing_layers_are_refused_with_the_existing_ones(rows, kinds):
     cases = [
         ("dense.keras", "midle", "it has no layer 'midle'; did you mean 'middle'?. Its layers are x, middle, last"),
         ("dense.keras", 7, "it has 3 layers, and none at 7"),

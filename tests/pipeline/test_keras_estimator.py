@@ -1,4 +1,4 @@
-"""KerasEstimator: a compiled model is all that is needed, and Spark ML's evaluators and tuners take what comes out."""
+"""KerasEstimator needs only a compiled model, and its results work with Spark ML's evaluators and tuners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClass
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from tests.faults import Killer, its_host
 from tests.pipeline.programs import build
@@ -52,7 +52,7 @@ def squared(y_true: Any, y_pred: Any) -> Any:
 
 
 class Launched:
-    """Starts clusters as ever, and counts how many there are at the same time."""
+    """Launches clusters, and counts how many exist at the same time."""
 
     def __init__(self) -> None:
         self.clusters: list[Cluster] = []
@@ -72,10 +72,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 
 @pytest.mark.slow
-def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
+def test_a_cross_validator_runs_its_clusters_one_after_another(
     iris: DataFrame, launched: Launched, tmp_path: Path
 ) -> None:
-    """Fits of two nodes each on four slots, two asked for at once: they wait for each other."""
+    """Fits of two nodes each on four slots, two at a time: they wait for each other."""
     indexer = StringIndexer(inputCol="species", outputCol="kind")
     assembler = VectorAssembler(inputCols=["sl", "sw", "pl", "pw"], outputCol="x")
     estimator = KerasEstimator(
@@ -100,7 +100,7 @@ def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
 
 
 @pytest.mark.slow
-def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame, launched: Launched) -> None:
+def test_concurrent_fits_have_separate_clusters_and_the_better_one_wins(iris: DataFrame, launched: Launched) -> None:
     estimator = KerasEstimator(build, epochs=40, batch_size=16, seed=1, validationIndicatorCol="held_out")
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.02, 1e-6]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
@@ -110,7 +110,7 @@ def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris:
     found = tuner.fit(iris)
     assert (len(launched.clusters), launched.most) == (3, 2)
     good, bad = found.validationMetrics
-    assert good > 0.6 > bad  # the order of the rows is Spark's: some leave two of the three kinds mixed at the end
+    assert good > 0.6 > bad  # with some orders of the rows, two of the three classes are still mixed up at the end
     assert found.bestModel.uid == estimator.uid
     assert "val_loss" in found.bestModel.history[-1]
     losses = [model.history[-1]["loss"] for model in found.subModels]
@@ -135,7 +135,7 @@ def binary(two_kinds: DataFrame) -> KerasModel:
     return fitted
 
 
-def test_a_binary_classifier_gives_what_spark_mls_own_gives(binary: KerasModel, two_kinds: DataFrame) -> None:
+def test_a_binary_classifier_has_spark_mls_output_columns(binary: KerasModel, two_kinds: DataFrame) -> None:
     scored = binary.transform(two_kinds)
     assert scored.columns == ["id", "label", "rawPrediction", "probability", "prediction"]
     kinds = [field.dataType.simpleString() for field in scored.schema.fields[2:]]
@@ -147,7 +147,7 @@ def test_a_binary_classifier_gives_what_spark_mls_own_gives(binary: KerasModel, 
     assert BinaryClassificationEvaluator().evaluate(scored) > 0.95
 
 
-def test_a_fitted_model_is_saved_with_its_weights_and_columns_may_be_left_out(
+def test_a_fitted_model_is_saved_and_output_columns_can_be_omitted(
     binary: KerasModel, two_kinds: DataFrame, tmp_path: Path
 ) -> None:
     binary.save(str(tmp_path / "model"))
@@ -189,10 +189,10 @@ def test_a_fit_goes_on_without_a_lost_host(iris: DataFrame, launched: Launched) 
     assert fitted.history[-1]["loss"] < fitted.history[0]["loss"]
 
 
-def test_a_regression_gives_numbers_with_an_own_loss(iris: DataFrame) -> None:
+def test_a_regression_with_a_custom_loss_returns_numbers(iris: DataFrame) -> None:
     import keras
 
-    start = keras.initializers.GlorotUniform(seed=4)  # not within the answer's neighbourhood, as a random one may be
+    start = keras.initializers.GlorotUniform(seed=4)  # not close to the solution, as a random start may be
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer=start)])
     training = {"loss": squared, "metrics": [furthest], "epochs": 40, "batch_size": 16, "seed": 4}
     estimator = KerasEstimator(model, optimizer=keras.optimizers.Adam(0.1), labelCol="pw", **training)
@@ -214,7 +214,7 @@ def test_a_regression_gives_numbers_with_an_own_loss(iris: DataFrame) -> None:
         ({"weightCol": "w"}, "weightCol: no column 'w'"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_before_a_node_starts(
+def test_unsuitable_columns_are_refused_before_a_node_starts(
     iris: DataFrame, changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(PlanError, match=told):
@@ -236,7 +236,7 @@ def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Pa
         with pytest.raises(PlanError, match=re.escape(told)):
             KerasEstimator(bare, **{"loss": "mse", **wrong}).fit(iris)
     known = KerasEstimator(bare, optimizer="adam_w", loss="kld", metrics=["acc", "mean_io_u", "mae"], labelCol="none")
-    with pytest.raises(PlanError, match="labelCol: no column 'none'"):  # so the names are known
+    with pytest.raises(PlanError, match="labelCol: no column 'none'"):  # so Keras knows the names
         known.fit(iris)
     with pytest.raises(PlanError, match="model is a str: give a Keras model, or a function that builds one"):
         KerasEstimator("model.keras").fit(iris)
@@ -246,7 +246,7 @@ def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Pa
         KerasEstimator(build, callbacks=[keras.callbacks.TerminateOnNaN()]).save(str(tmp_path / "never"))
 
 
-def test_a_fit_follows_the_null_policy_as_a_transform_does(iris: DataFrame) -> None:
+def test_a_fit_applies_the_null_policy_like_a_transform(iris: DataFrame) -> None:
     cut = F.array("sl", "sw", "pl", F.when(F.col("id") != 3, F.col("pw")))
     holes = iris.withColumn("features", cut).withColumn("label", F.when(F.col("id") != 5, F.col("label")))
     for policy, rows, count in (("skip", holes, 1), ("fill", holes.where("id <> 5"), 2)):
@@ -256,7 +256,7 @@ def test_a_fit_follows_the_null_policy_as_a_transform_does(iris: DataFrame) -> N
         KerasEstimator(build, null_policy="fill", fill={"featurs": 1}).fit(holes)
 
 
-def test_rows_with_nulls_are_left_out_or_filled_at_every_depth(spark: SparkSession) -> None:
+def test_rows_with_nulls_are_dropped_or_filled_at_every_depth(spark: SparkSession) -> None:
     content = [(1, [1.0, None], "a"), (None, [2.0], "b"), (3, [3.0], None), (4, [4.0], "d")]
     rows = spark.createDataFrame(content, "`a.b` int, x array<float>, t string").coalesce(1)
     assert without_nulls(rows).collect() == [(4, [4.0], "d")]
@@ -267,12 +267,12 @@ def test_rows_with_nulls_are_left_out_or_filled_at_every_depth(spark: SparkSessi
         filled(rows, ["a.b"], 0.5)
 
 
-def test_features_of_another_width_are_told_of_by_column(iris: DataFrame) -> None:
+def test_features_of_another_width_are_refused_by_column(iris: DataFrame) -> None:
     with pytest.raises(NodeFailed, match=r"column 'two' has shape \(2,\), and the model's input 'x' expects \(4,\)"):
         KerasEstimator(build, featuresCol="two").fit(iris.select("label", F.array("sl", "sw").alias("two")))
 
 
-def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(iris: DataFrame, launched: Launched) -> None:
+def test_a_stopped_fit_returns_the_model_trained_so_far(iris: DataFrame, launched: Launched) -> None:
     fits = ThreadPool(1)
     fit = fits.apply_async(KerasEstimator(build, epochs=100_000, batch_size=16, shuffle=0).fit, (iris,))
     assert until(lambda: launched.clusters and len(launched.clusters[0].history.epochs) > 2, 90)
@@ -284,7 +284,7 @@ def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(iris: DataFrame
     assert model.transform(iris).select("prediction").count() == 150
 
 
-def test_the_history_is_told_by_epoch_and_by_metric() -> None:
+def test_the_history_is_indexed_by_epoch_and_by_metric() -> None:
     history = History([{"loss": 2.0}, {"loss": 1.0, "val_loss": 3.0}])
     assert (history[-1]["loss"], history["loss"], history["val_loss"]) == (1.0, [2.0, 1.0], [3.0])
     assert dict(history.items()) == {"loss": [2.0, 1.0], "val_loss": [3.0]}
@@ -317,6 +317,6 @@ def test_the_classifier_outputs_agree_with_their_definitions() -> None:
     assert pickle.loads(pickle.dumps(ClassifierOutput(Task.BINARY))) == ClassifierOutput(Task.BINARY)
 
 
-def test_a_session_of_another_kind_is_refused(spark: SparkSession) -> None:
+def test_a_value_that_is_not_a_frame_is_refused(spark: SparkSession) -> None:
     with pytest.raises(PlanError, match="df must be a Spark DataFrame"):
         KerasEstimator(build).fit([])

@@ -1,4 +1,4 @@
-"""A user's own classes and functions, registered with Keras or not, go along to the nodes and to a transform."""
+"""A user's custom classes and functions, registered with Keras or not, are sent to the nodes and to a transform."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def values(scored: DataFrame) -> list[float]:
     return [row.prediction for row in scored.orderBy("id").collect()]
 
 
-def test_what_a_model_object_refers_to_is_found_under_the_names_of_its_file() -> None:
+def test_custom_code_of_a_model_is_found_under_its_names_in_a_file() -> None:
     def loss(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(y_true - y_pred, axis=-1)
 
@@ -74,14 +74,14 @@ def test_what_a_model_object_refers_to_is_found_under_the_names_of_its_file() ->
     assert own_objects(keras.optimizers.Adam()) == {}
 
 
-def test_what_a_function_refers_to_is_found_also_through_others() -> None:
+def test_custom_code_of_a_function_is_found_through_other_functions() -> None:
     found = own_objects_of(lambda: build())
     assert found == {"mine>Twice": Twice, "shop>Shift": Shift, "Plain": Plain, "Custom>shrunk": shrunk}
     assert own_objects_of(keras.Sequential) == {}
 
 
 @pytest.mark.parametrize("given", ["object", "function"])
-def test_own_code_of_every_kind_is_fitted_and_applied(given: str, numbers: DataFrame) -> None:
+def test_custom_code_of_every_kind_is_fitted_and_applied(given: str, numbers: DataFrame) -> None:
     model = build() if given == "object" else build
     estimator = KerasEstimator(model, optimizer="sgd", loss=Absolute(), metrics=["mae"], progress="none")
     assert close(values(estimator.fit(numbers).transform(numbers)), (X * 2 + 1) * 4 / 2)
@@ -94,13 +94,13 @@ def test_a_lambda_layer_of_a_model_object_is_fitted_and_applied(numbers: DataFra
     assert close(values(predict(numbers, model, inputs="features")), X * 2 + 1)
 
 
-def test_a_class_given_by_its_name_alone_is_found_too(numbers: DataFrame) -> None:
+def test_a_class_given_only_by_name_is_found(numbers: DataFrame) -> None:
     model = keras.Sequential([keras.Input((1,)), Twice()])
     estimator = KerasEstimator(model, optimizer="sgd", loss="mine>Absolute", custom_objects={"Twice": Twice})
     assert estimator.custom_objects == {"Twice": Twice, "mine>Absolute": Absolute}
 
 
-def test_a_name_that_nobody_registered_is_refused(numbers: DataFrame) -> None:
+def test_an_unregistered_name_is_refused(numbers: DataFrame) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     told = "loss: Keras has no 'shop>Nothing': it is not registered here, so import the module that registers it"
     with pytest.raises(PlanError, match=re.escape(told)):

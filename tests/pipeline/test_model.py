@@ -1,4 +1,4 @@
-"""TFModel on real executors: three styles of inference, Params, saving, streams, and what it says of bad input."""
+"""TFModel on real executors: three styles of inference, Params, saving, streams, and errors about bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import SQLTransformer
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from tests.conftest import SCRIPT_SECONDS
 from tests.saved_models import close, column
@@ -44,13 +44,13 @@ def build_dense(args: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", ["dense", "dense.keras", "dense.h5"])
-def test_nothing_but_the_place_is_needed(place, rows, kinds, known):
+def test_only_the_path_of_the_model_is_required(place, rows, kinds, known):
     scored = TFModel(export_dir=str(kinds / place)).transform(rows)
     assert scored.dtypes == [*rows.dtypes, ("prediction", "array<float>")]
     assert close(column(scored), known["dense"])
 
 
-def test_a_signature_is_chosen_by_its_key_and_its_outputs_by_the_mapping(rows, kinds, known):
+def test_a_signature_is_chosen_by_key_and_its_outputs_by_the_mapping(rows, kinds, known):
     model = TFModel(export_dir=str(kinds / "several"), input_mapping={"x": "x"}, tag_set="serve")
     scored = model.setSignatureDefKey("times").setOutputMapping({"total": "t"}).transform(rows)
     assert scored.dtypes == [*rows.dtypes, ("t", "float")]
@@ -66,14 +66,14 @@ def test_the_only_signature_needs_no_key(rows, kinds, known):
 
 
 @pytest.mark.parametrize("name", ["hidden", "hidden:0"])
-def test_a_tensor_of_the_graph_is_given_by_its_name_without_a_signature(name, rows, kinds, known):
+def test_a_tensor_of_the_graph_is_chosen_by_name_without_a_signature(name, rows, kinds, known):
     model = TFModel(export_dir=str(kinds / "graph"), input_mapping={"x": "at:0"}, output_mapping={name: "h"})
     scored = model.transform(rows)
     assert scored.dtypes[-1] == ("h", "array<float>")
     assert close(column(scored, "h"), known["graph_hidden"])
 
 
-def test_a_saved_model_of_keras_3_is_read_by_the_names_in_its_graph(rows, kinds, known):
+def test_a_saved_model_of_keras_3_is_used_by_the_names_in_its_graph(rows, kinds, known):
     output = {"StatefulPartitionedCall": "p"}
     model = TFModel(export_dir=str(kinds / "dense"), input_mapping={"x": "serve_x:0"}, output_mapping=output)
     assert close(column(model.transform(rows), "p"), known["dense"])
@@ -81,12 +81,12 @@ def test_a_saved_model_of_keras_3_is_read_by_the_names_in_its_graph(rows, kinds,
     assert "StatefulPartitionedCall also needs the placeholder 'serve_x': name a column for it as an input" in told
 
 
-def test_a_layer_of_a_keras_file_is_given_by_its_name(rows, kinds, known):
+def test_a_layer_of_a_keras_file_is_chosen_by_name(rows, kinds, known):
     scored = TFModel(export_dir=str(kinds / "dense.keras"), output_mapping={"middle": "m"}).transform(rows)
     assert close(column(scored, "m"), known["features"])
 
 
-def test_a_checkpoint_of_tensorflow_1_brings_its_graph(rows, kinds, known):
+def test_a_checkpoint_of_tensorflow_1_is_used_with_its_graph(rows, kinds, known):
     model = TFModel(
         model_dir=str(kinds / "graph_checkpoint"), input_mapping={"x": "at"}, output_mapping={"hidden": "h"}
     )
@@ -97,12 +97,12 @@ def test_a_checkpoint_of_tensorflow_1_brings_its_graph(rows, kinds, known):
 
 
 @pytest.mark.parametrize("place", ["built", "weights"])
-def test_a_checkpoint_of_weights_fills_the_model_function(place, rows, kinds, known):
+def test_a_checkpoint_of_weights_is_loaded_into_the_result_of_model_fn(place, rows, kinds, known):
     model = TFModel({"units": 5}, model_dir=str(kinds / place), model_fn=build_dense)
     assert close(column(model.transform(rows)), known["doubled"])
 
 
-def test_a_checkpoint_fills_the_keras_file_beside_it(rows, kinds, known):
+def test_a_checkpoint_is_loaded_into_the_keras_file_beside_it(rows, kinds, known):
     assert close(column(TFModel(model_dir=str(kinds / "beside")).transform(rows)), known["doubled"])
 
 
@@ -113,13 +113,13 @@ def test_several_inputs_and_outputs_are_mapped(rows, kinds, known):
     assert close(column(scored, "n"), known["near"][:, 0])
 
 
-def test_inputs_that_have_no_name_in_the_frame_are_found_by_their_shapes(rows, kinds, known):
+def test_inputs_without_a_column_of_their_name_are_matched_by_shape(rows, kinds, known):
     scored = TFModel(export_dir=str(kinds / "pair.keras")).transform(rows.select("x", "b"))
     assert scored.columns == ["x", "b", "prediction_far", "prediction_near"]
     assert close(np.sort([r.prediction_near for r in scored.collect()]), np.sort(known["near"][:, 0]))
 
 
-def test_columns_are_put_side_by_side_by_the_mapping(rows, kinds, known):
+def test_the_mapping_concatenates_columns_into_one_input(rows, kinds, known):
     wide = rows.select("id", *(rows.x[i].alias(f"x{i}") for i in range(4)))
     model = TFModel(export_dir=str(kinds / "dense"), input_mapping={f"x{i}": "x" for i in range(4)})
     assert close(column(model.transform(wide)), known["dense"])
@@ -128,7 +128,7 @@ def test_columns_are_put_side_by_side_by_the_mapping(rows, kinds, known):
 # --- rows
 
 
-def test_the_columns_that_stay_can_be_named(rows, kinds, known):
+def test_the_columns_to_keep_can_be_named(rows, kinds, known):
     scored = TFModel(export_dir=str(kinds / "dense"), keep_columns=["id"]).transform(rows)
     assert scored.columns == ["id", "prediction"]
     assert close(column(scored), known["dense"])
@@ -139,12 +139,12 @@ def test_the_columns_that_stay_can_be_named(rows, kinds, known):
 
 @pytest.fixture
 def holes(rows):
-    """Row 3 has no list, row 7 a list with a null."""
+    """Rows with nulls: row 3 has no list, and row 7 has a null in its list."""
     hollow = F.when(rows.id == 7, F.transform("x", lambda v, i: F.when(i != 1, v))).when(rows.id != 3, rows.x)
     return rows.withColumn("x", hollow).coalesce(1).sortWithinPartitions("id")
 
 
-def test_a_null_names_its_column_and_its_row(holes, kinds):
+def test_a_null_is_refused_with_its_column_and_row(holes, kinds):
     model = TFModel(export_dir=str(kinds / "dense"))
     assert "column 'x' has a null (row 3 of partition 0), and a tensor has none" in failure(model.transform(holes))
     late = model.setBatchSize(2).transform(holes.where("id != 3"))
@@ -173,7 +173,7 @@ def test_nulls_are_filled(holes, kinds, known):
     assert "fill must be a number or a text" in refusal(model.setFill([1]), holes)
 
 
-def test_a_row_of_another_length_is_named_with_its_value(rows, kinds):
+def test_a_row_of_another_length_is_refused_with_its_value(rows, kinds):
     short = rows.withColumn("x", F.when(rows.id == 5, F.slice("x", 1, 2)).otherwise(rows.x))
     ordered = short.coalesce(1).sortWithinPartitions("id")
     told = failure(TFModel(export_dir=str(kinds / "dense"), batch_size=3).transform(ordered))
@@ -196,16 +196,16 @@ def test_encoded_pictures_are_decoded_and_resized(spark, kinds):
 
 
 @arrow_udfs
-def test_a_filter_on_the_outcome_scores_each_row_once(rows, kinds):
+def test_a_filter_on_the_prediction_scores_each_row_once(rows, kinds):
     scored = TFModel(export_dir=str(kinds / "only"), output_mapping={"total": "t"}).transform(rows)
     plan = scored.where("t > 0").select("id", "t")._jdf.queryExecution().executedPlan().toString()
     assert plan.count("ArrowEvalPython") == 1
-    assert "x#" not in plan.partition("ArrowEvalPython")[0].splitlines()[-1]  # the input does not come along
+    assert "x#" not in plan.partition("ArrowEvalPython")[0].splitlines()[-1]  # the input is not read
     unused = scored.select("id")._jdf.queryExecution().executedPlan().toString()
     assert "ArrowEvalPython" not in unused
 
 
-def test_a_stream_is_transformed_as_it_comes(spark, rows, kinds, known, tmp_path):
+def test_a_stream_is_transformed_in_batches(spark, rows, kinds, known, tmp_path):
     rows.write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
     scored = TFModel(export_dir=str(kinds / "dense")).transform(stream)
@@ -248,7 +248,7 @@ def test_params_have_docs_defaults_and_types():
         TFModel(batchsize=3)
 
 
-def test_a_copy_has_params_of_its_own():
+def test_a_copy_has_separate_params():
     model = TFModel({"a": 1}, batch_size=7)
     other = model.copy({model.batch_size: 9})
     assert (model.getBatchSize(), other.getBatchSize()) == (7, 9)
@@ -259,7 +259,7 @@ def test_a_copy_has_params_of_its_own():
     assert other.merge_args_params().a == 1
 
 
-def test_it_is_saved_alone_and_in_a_pipeline(rows, kinds, known, tmp_path):
+def test_a_model_is_saved_alone_and_in_a_pipeline(rows, kinds, known, tmp_path):
     model = TFModel({"n": 1}, export_dir=str(kinds / "only"), output_mapping={"total": "t"}, batch_size=7)
     model.write().overwrite().save(str(tmp_path / "alone"))
     loaded = TFModel.load(str(tmp_path / "alone"))
@@ -276,7 +276,7 @@ def test_it_is_saved_alone_and_in_a_pipeline(rows, kinds, known, tmp_path):
         assert close(column(pipeline.transform(rows), "t"), expected[expected > 0])
 
 
-def test_a_model_object_is_saved_with_its_weights_and_a_class_of_a_module(rows, kinds, known, tmp_path):
+def test_a_model_object_is_saved_with_weights_and_model_fn_by_reference(rows, kinds, known, tmp_path):
     model = TFModel(model=keras.models.load_model(kinds / "dense.keras"))
     assert close(column(model.transform(rows)), known["dense"])
     model.save(str(tmp_path / "object"))
@@ -288,7 +288,7 @@ def test_a_model_object_is_saved_with_its_weights_and_a_class_of_a_module(rows, 
         TFModel(model_dir="there", model_fn=lambda: None).save(str(tmp_path / "no"))
 
 
-def test_a_layer_of_the_users_own_travels_with_a_model_object(rows, known):
+def test_a_custom_layer_is_sent_with_a_model_object(rows, known):
     @keras.saving.register_keras_serializable("mine")
     class Thrice(keras.layers.Layer):
         def call(self, inputs):
@@ -298,7 +298,7 @@ def test_a_layer_of_the_users_own_travels_with_a_model_object(rows, known):
     assert close(column(TFModel(model=model).transform(rows)), known["x"] * 3)
 
 
-def test_custom_objects_are_asked_for_by_name_and_taken(rows, kinds, known):
+def test_missing_custom_objects_are_named_and_given_ones_are_used(rows, kinds, known):
     class Twice(keras.layers.Layer):
         def call(self, inputs):
             return 2 * inputs
@@ -312,10 +312,10 @@ def test_custom_objects_are_asked_for_by_name_and_taken(rows, kinds, known):
     assert close(column(given.transform(rows)), known["x"] * 2)
 
 
-# --- what cannot be
+# --- errors
 
 
-def test_names_that_are_not_there_are_told_with_those_that_are(rows, kinds):
+def test_missing_names_are_refused_with_the_existing_ones(rows, kinds):
     dense, several, graph = (str(kinds / name) for name in ("dense", "several", "graph"))
     cases = [
         ({"export_dir": dense, "input_mapping": {"xx": "x"}}, "input_mapping: no column 'xx'"),
@@ -361,7 +361,7 @@ def test_names_that_are_not_there_are_told_with_those_that_are(rows, kinds):
     assert f"Say which: input_mapping={{…: 'x'}}, {several}" in refusal(TFModel(export_dir=dense), rows.select("id"))
 
 
-def test_places_without_a_model_are_told_of(rows, kinds, tmp_path):
+def test_paths_without_a_model_are_refused(rows, kinds, tmp_path):
     cut, bare = tmp_path / "cut.keras", tmp_path / "bare"
     cut.write_bytes((kinds / "dense.keras").read_bytes()[:3000])
     shutil.copytree(kinds / "dense", bare, ignore=shutil.ignore_patterns("variables.index"))
@@ -385,7 +385,7 @@ def test_places_without_a_model_are_told_of(rows, kinds, tmp_path):
         assert told in refusal(TFModel(**params), rows), params
 
 
-def test_a_checkpoint_that_does_not_fit_the_model_is_told_of(rows, kinds):
+def test_a_checkpoint_that_does_not_match_the_model_is_refused(rows, kinds):
     unfit = TFModel({"units": 6}, model_dir=str(kinds / "built"), model_fn=build_dense)
     assert "ckpt-1" in refusal(unfit, rows)
     broken = TFModel(model_dir=str(kinds / "built"), model_fn=lambda: 1 / 0)

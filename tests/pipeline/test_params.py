@@ -1,4 +1,4 @@
-"""Every Param of the pipeline: its default, its setter, its type, and its way through a file."""
+"""Every Param of the pipeline: its default, its setter and its type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIXINS = [getattr(params, name) for name in params.__all__ if name not in OF_A_F
 
 
 class Everything(*MIXINS, TFParams):  # type: ignore[misc]
-    """All of them."""
+    """An object with all Params."""
 
     def __init__(self, args=None):
         super().__init__()
@@ -47,7 +47,7 @@ def test_every_param_has_its_default_and_a_doc():
 
 
 @pytest.mark.parametrize("setter", SETTERS)
-def test_every_setter_takes_its_type_and_no_other(setter):
+def test_every_setter_accepts_only_its_type(setter):
     right, wrong = SETTERS[setter]
     everything = Everything()
     assert getattr(everything, f"set{setter}")(right) is everything
@@ -56,7 +56,7 @@ def test_every_setter_takes_its_type_and_no_other(setter):
         getattr(everything, f"set{setter}")(wrong)
 
 
-def test_every_mixin_has_a_setter_that_is_tested():
+def test_every_setter_of_a_mixin_is_tested():
     setters = {name for mixin in MIXINS for name, _ in inspect.getmembers(mixin) if name.startswith("set")}
     setters -= {name for name, _ in inspect.getmembers(Params)}
     assert setters == {f"set{name}" for name in SETTERS} | {"setInputMode"}
@@ -79,7 +79,7 @@ def test_arguments_are_merged_with_params():
     assert Everything(["--a", "1"]).merge_args_params().argv == ["--a", "1"]
 
 
-def test_a_namespace_is_made_of_anything_that_holds_arguments():
+def test_a_namespace_is_made_from_any_kind_of_arguments():
     made = Namespace({"a": 1})
     assert made == Namespace(argparse.Namespace(a=1)) == Namespace(made)
     assert list(made) == ["a"]
@@ -98,7 +98,7 @@ FITTING = {
 
 
 @pytest.mark.parametrize("setter", FITTING)
-def test_every_param_of_a_fit_takes_its_type_and_no_other(setter):
+def test_every_param_of_a_fit_accepts_only_its_type(setter):
     right, wrong = FITTING[setter]
     estimator = TFEstimator()
     assert getattr(estimator, f"set{setter}")(right) is estimator

@@ -1,1 +1,1 @@
-"""What holds for all modules together: the names that a user imports, layers, deadlines, secrets, the distributions."""
+"""Rules for all modules: the public names, layers, deadlines, secrets, and the distributions."""

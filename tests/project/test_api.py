@@ -1,4 +1,4 @@
-"""What a user sees of the package: the names, and that they come when they are asked for."""
+"""The public names of the package, which are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import tfos_nb
 from tests.conftest import RunScript
 
-# What `python -m` runs: importing them is no part of the API.
+# Without the modules that `python -m` runs: importing them is not part of the API.
 MODULES = sorted(
     name for _, name, _ in pkgutil.walk_packages(tfos_nb.__path__, "tfos_nb.") if not name.endswith("__main__")
 )
 
 
-def test_the_visible_names_are_those_of_all() -> None:
+def test_dir_lists_the_names_of_all() -> None:
     assert dir(tfos_nb) == sorted(tfos_nb.__all__)
     assert [name for name in tfos_nb.__all__ if not hasattr(tfos_nb, name)] == []
 
@@ -27,7 +27,7 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(tfos_nb, name))
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_a_missing_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'tfos_nb' has no attribute 'lunch'"):
         tfos_nb.lunch  # noqa: B018
 
@@ -55,18 +55,21 @@ def test_star_import_gives_the_names_of_all() -> None:
         ),
     ],
 )
-def test_a_name_loads_no_more_than_it_needs(run_script: RunScript, use: str, loaded: list[str]) -> None:
+def test_a_name_imports_only_the_modules_it_needs(run_script: RunScript, use: str, loaded: list[str]) -> None:
     ended = run_script(f"""
         import sys, tfos_nb
         {use}
         print(*sorted(name for name in sys.modules if name.startswith("tfos_nb.")))
         print(*sorted({{"pyspark", "tensorflow", "grpc", "pyarrow", "numpy", "IPython"}} & set(sys.modules)))
     """)
-    assert ended.stdout.splitlines() == [" ".join([*loaded, "tfos_nb.version"]), ""]  # the last one by name, too
+    assert ended.stdout.splitlines() == [
+        " ".join([*loaded, "tfos_nb.version"]),
+        "",
+    ]  # the last one is also last by name
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_a_module_says_it_offers_is_there(name: str) -> None:
+def test_the_names_in_all_exist_and_are_sorted(name: str) -> None:
     module = importlib.import_module(name)
     offered = getattr(module, "__all__", [])
     assert [each for each in offered if not hasattr(module, each)] == []

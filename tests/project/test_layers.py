@@ -1,4 +1,4 @@
-"""What may be imported where, seen in fresh interpreters; the static side is import-linter's."""
+"""Check in fresh interpreters what may be imported where; import-linter checks the static imports."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_importing_tfos_nb_loads_neither_spark_nor_tensorflow(run_script: RunScr
 
 
 @pytest.mark.parametrize("package", ["tfos_nb", "tfos_nb.runtime"])
-def test_no_module_loads_tensorflow_when_it_is_imported(run_script: RunScript, package: str) -> None:
+def test_importing_a_module_does_not_load_tensorflow(run_script: RunScript, package: str) -> None:
     assert imported(run_script, modules_of(package), ("tensorflow", "keras")) == ""
 
 
-def test_what_an_executor_imports_loads_no_notebook_library(run_script: RunScript) -> None:
+def test_modules_of_executors_load_no_notebook_library(run_script: RunScript) -> None:
     assert imported(run_script, modules_of("tfos_nb.runtime"), NOTEBOOK) == ""
 
 
-def test_the_layers_hold() -> None:
+def test_imports_follow_the_layers() -> None:
     linter = Path(sys.executable).parent / "lint-imports"
     if not linter.exists():
         pytest.skip("import-linter is not installed here; make check runs it")
@@ -58,12 +58,12 @@ PACKAGES = sorted(file.parent for file in (ROOT / "tfos_nb").rglob("__init__.py"
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.relative_to(ROOT)))
-def test_a_package_is_small_and_says_what_it_is_for(package: Path) -> None:
+def test_a_package_has_few_modules_and_a_docstring(package: Path) -> None:
     modules = [file for file in package.glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
 @pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])
-def test_no_file_is_a_drawer(name: str) -> None:
+def test_no_module_has_a_catch_all_name(name: str) -> None:
     assert not [file for folder in ("tfos_nb", "tests", "benchmarks") for file in (ROOT / folder).rglob(f"{name}.py")]

@@ -1,4 +1,4 @@
-"""What is in the wheel and in the sdist."""
+"""The contents of the wheel and of the sdist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that is made from it, of a copy of this checkout."""
+    """Build the sdist of a copy of this checkout, and the wheel from it; return their folder."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for part in PARTS:
         if (ROOT / part).is_dir():
@@ -43,7 +43,7 @@ def only(folder: Path, pattern: str) -> Path:
     return file
 
 
-def test_the_wheel_holds_the_package_and_what_jupyter_looks_for(built: Path) -> None:
+def test_the_wheel_has_the_package_and_the_configuration_of_jupyter(built: Path) -> None:
     with zipfile.ZipFile(only(built, "*.whl")) as wheel:
         names = wheel.namelist()
         config = next(name for name in names if name.endswith("data/etc/jupyter/jupyter_server_config.d/tfos_nb.json"))
@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_package_and_what_jupyter_looks_for(built: Path) -> 
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "notebooks/"))]
 
 
-def test_the_wheel_leaves_no_file_of_the_package_behind(built: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package(built: Path) -> None:
     kept = {".py", ".typed", ".js", ".css", ".html", ".svg"}
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tfos_nb").rglob("*") if path.suffix in kept]
     with zipfile.ZipFile(only(built, "*.whl")) as wheel:
@@ -80,7 +80,7 @@ def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
 
 @pytest.mark.slow
 def test_an_empty_environment_runs_the_quickstart(built: Path, tmp_path: Path) -> None:
-    """What a user does who has no checkout: some minutes, and a gigabyte to download."""
+    """A user without a checkout does this. It takes some minutes and downloads a gigabyte."""
     python, empty = tmp_path / "environment" / "bin" / "python", tmp_path / "empty"
     empty.mkdir()
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

@@ -1,4 +1,4 @@
-"""What is never done with what strangers can send, and where no secret may be. See docs/security.md."""
+"""Input from strangers is never unpickled, and secrets are kept out of texts and files. See docs/security.md."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tfos_nb.runtime.control.processes import private_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[2] / "tfos_nb"
-# They undo what Spark's own closure has brought, in the process that it was meant for.
+# They unpickle what Spark's own closure brought, in the process that it was meant for.
 UNPICKLES = {"runtime/code/payload.py", "runtime/code/custom_objects.py"}
 LOADERS = {"loads", "load", "Unpickler", "read_pickle"}
 
 
 def calls_of_pickle(file: Path) -> list[int]:
-    """Return the lines of a module that unpickle, or that take a door through which something could."""
+    """Return the lines of a module that unpickle, or that could unpickle or run code."""
     found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -42,10 +42,10 @@ def calls_of_pickle(file: Path) -> list[int]:
     return found
 
 
-def test_nothing_unpickles_but_the_two_that_undo_sparks_own_closure() -> None:
+def test_only_two_modules_unpickle() -> None:
     files = {str(file.relative_to(ROOT)): calls_of_pickle(file) for file in ROOT.rglob("*.py")}
     found = {name for name, lines in files.items() if lines}
-    assert found - UNPICKLES <= {"magics/cell.py"}, found  # which runs the user's own cell, in the user's kernel
+    assert found - UNPICKLES <= {"magics/cell.py"}, found  # it runs the user's own cell, in the user's kernel
     assert found >= UNPICKLES, "the search finds what is there"
 
 
@@ -57,7 +57,7 @@ def telling(args: Any, ctx: Any) -> None:
         threading.Event().wait(0.1)
 
 
-def test_neither_logs_nor_states_nor_command_lines_hold_the_clusters_secrets(spark: SparkSession) -> None:
+def test_logs_states_and_command_lines_hold_no_secrets_of_the_cluster(spark: SparkSession) -> None:
     cluster = launch(telling, workers=1, spark=spark)
     try:
         secrets = [cluster._address.token, cluster._address.certificate.decode().splitlines()[1]]
@@ -99,14 +99,12 @@ ENCRYPTED = """
 
 
 @pytest.mark.slow
-def test_rows_come_through_a_spark_that_encrypts_and_its_log_of_events_holds_no_token(
-    spark_home: Path, run_script: RunScript
-) -> None:
-    """docs/security.md advises it: without, the token of a cluster goes to the executors in the open."""
+def test_an_encrypting_spark_feeds_rows_and_logs_no_token(spark_home: Path, run_script: RunScript) -> None:
+    """docs/security.md recommends encryption: without it, a cluster's token is sent to the executors in clear text."""
     assert run_script(ENCRYPTED, **environment(spark_home)).stdout.split() == ["1000", "True", "False"]
 
 
-def test_tensorboard_listens_where_only_its_user_can_come(tmp_path: Path) -> None:
+def test_tensorboard_listens_only_on_a_private_socket(tmp_path: Path) -> None:
     board = TensorBoard(str(tmp_path))
     board.start()
     try:
@@ -128,7 +126,7 @@ def listening_ports(pid: int) -> list[Any]:
     return [one.laddr for process in family for one in process.net_connections("inet") if one.status == "LISTEN"]
 
 
-def test_directories_of_sockets_are_their_users_alone() -> None:
+def test_directories_of_sockets_are_private() -> None:
     path = private_directory("test")
     try:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""Every wait for a thread, a process, a lock or an event has a deadline, or is known here with what ends it."""
+"""Every wait for a thread, a process, a lock or an event has a deadline, or this file lists what ends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OF_OTHERS = (
     "metrics[name]",
     "described",
     "before",
-)  # what is called alike and does not wait
+)  # methods of the same names that do not wait
 
 _USERS = "the user waits for the end of a training, which may take days; an interrupt ends it"
 _OVER = "the end of the cluster, which its own thread comes to whatever happens"
@@ -25,7 +25,7 @@ _ITS_LIFE = "a process or thread that serves until it is told to end, or ends wi
 _TENSORFLOW = "TensorFlow's own: a worker that is lost fails it"
 _JOB = "Spark's word on a job, which the session's end brings as well"
 
-# module: function -> what ends a wait without a deadline
+# module: function -> the event that ends a wait without a deadline
 KNOWN = {
     "cluster: Cluster.__exit__": _USERS,
     "cluster: Cluster.results": _USERS,
@@ -86,7 +86,7 @@ KNOWN = {
 
 
 def waits(tree: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """Find the functions in which something is waited for without a limit."""
+    """Find the functions that wait without a deadline."""
     for node in ast.iter_child_nodes(tree):
         named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         inner = (*names, node.name) if named else names

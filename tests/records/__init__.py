@@ -1,1 +1,1 @@
-"""Records of runs: what is in the file of one, and how several are found and compared."""
+"""Records of runs: the file of a run, and how runs are found and compared."""

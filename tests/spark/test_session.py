@@ -1,4 +1,4 @@
-"""The session, and what Spark answers to preflight's questions."""
+"""The session, its slots and its jobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATIENCE = 60.0
 
 
 class HoldSlot:
-    """A task that says that it runs, and ends when a file appears."""
+    """A task that creates a file when it runs, and ends when another file appears."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class HoldSlot:
 
 
 class CountCpus:
-    """A task that gives the CPUs that Spark accounts to it."""
+    """A task that returns the CPUs that Spark assigned to it."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -76,7 +76,7 @@ def await_tasks(spark: SparkSession, tasks: int) -> tuple[Busy, ...]:
 
 
 def jvm_threads(spark: SparkSession) -> int:
-    """The JVM threads that serve a Python thread."""
+    """Count the JVM threads that serve a Python thread."""
     names = [str(thread.getName()) for thread in spark._jvm.Thread.getAllStackTraces().keySet()]
     return sum(name.startswith("Thread-") for name in names)
 
@@ -89,17 +89,17 @@ def jobs(spark: SparkSession) -> Iterator[SparkJobs]:
     await_tasks(spark, 0)
 
 
-def test_takes_the_session_that_is_there(spark: SparkSession) -> None:
+def test_the_active_session_is_used(spark: SparkSession) -> None:
     assert spark_session() is spark
 
 
-def test_tells_the_session_that_is_there_from_one_that_was_stopped(spark: SparkSession) -> None:
+def test_the_active_session_is_not_a_stopped_one(spark: SparkSession) -> None:
     assert active_session() is spark
     assert not is_stopped(spark)
     assert not is_stopped("spark")
 
 
-def test_takes_the_session_that_is_there_in_another_thread(spark: SparkSession) -> None:
+def test_the_active_session_is_used_in_another_thread(spark: SparkSession) -> None:
     seen: list[SparkSession] = []
     thread = threading.Thread(target=lambda: seen.append(spark_session()))
     thread.start()
@@ -111,7 +111,7 @@ def test_counts_the_slots_of_all_executors(spark: SparkSession) -> None:
     assert slots_total(spark) == 4
 
 
-def test_more_nodes_than_this_process_has_descriptors_for_are_refused_with_the_numbers(run_script: RunScript) -> None:
+def test_nodes_beyond_the_limit_of_open_files_are_refused_with_the_numbers(run_script: RunScript) -> None:
     ended = run_script("""
         import resource
 
@@ -134,13 +134,13 @@ def test_more_nodes_than_this_process_has_descriptors_for_are_refused_with_the_n
 
 def failing_beside_slow_ones(part: int) -> int:
     if part == 0:
-        time.sleep(1)  # so that the others have started
+        time.sleep(1)  # gives the others time to start
         raise ValueError("no good")
     time.sleep(60)
     return part
 
 
-def test_tasks_that_are_being_killed_with_their_job_are_waited_for(spark: SparkSession) -> None:
+def test_slots_of_tasks_being_killed_are_waited_for(spark: SparkSession) -> None:
     with pytest.raises(Exception, match="no good"):
         spark.sparkContext.parallelize(range(4), 4).map(failing_beside_slow_ones).collect()
     assert check_slots(spark, 4, False).free == 4
@@ -151,7 +151,7 @@ def test_says_which_job_holds_how_many_slots(spark: SparkSession, jobs: SparkJob
     assert await_tasks(spark, 3) == (Busy("somebody's report", tasks=3, cpus=3, gpus=0, number=ANY),)
 
 
-def test_refuses_more_nodes_than_slots_with_the_numbers_and_what_to_change(spark: SparkSession) -> None:
+def test_more_nodes_than_slots_are_refused_with_the_numbers_and_remedies(spark: SparkSession) -> None:
     assert check_slots(spark, 3, feeding=True).free == 4
     with pytest.raises(PlanError) as refusal:
         check_slots(spark, 4, feeding=True)
@@ -162,7 +162,7 @@ def test_refuses_more_nodes_than_slots_with_the_numbers_and_what_to_change(spark
     assert "spark.executor.instances" in text
 
 
-def test_a_refusal_names_the_job_in_the_way(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
+def test_a_refusal_names_the_job_that_holds_the_slots(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
     jobs.run(holding(spark, tmp_path, 2).collect, "a long query")
     await_tasks(spark, 2)
     with pytest.raises(PlanError, match=r"2 tasks of 'a long query'.*stop what runs") as refusal:
@@ -170,7 +170,7 @@ def test_a_refusal_names_the_job_in_the_way(spark: SparkSession, jobs: SparkJobs
     assert "ask for 1 node," in str(refusal.value)
 
 
-def test_a_node_like_spark_s_own_tasks_needs_no_profile(spark: SparkSession) -> None:
+def test_a_node_like_sparks_own_tasks_needs_no_profile(spark: SparkSession) -> None:
     assert resource_profile(spark, cpus=1, gpus=0) is None
 
 
@@ -199,16 +199,16 @@ def test_busy_slots_of_a_profile_are_counted_by_their_cpus(
 @pytest.mark.parametrize(
     ("wish", "remedy"), [({"cpus": 3}, "spark.executor.cores"), ({"gpus": 1}, "resource.gpu.amount=1")]
 )
-def test_refuses_a_node_that_no_executor_can_hold(spark: SparkSession, wish: dict[str, int], remedy: str) -> None:
+def test_a_node_too_large_for_any_executor_is_refused(spark: SparkSession, wish: dict[str, int], remedy: str) -> None:
     with pytest.raises(PlanError, match=remedy):
         resource_profile(spark, **wish)
 
 
-def test_dynamic_allocation_that_is_off_is_no_obstacle(spark: SparkSession) -> None:
+def test_dynamic_allocation_is_not_checked_when_off(spark: SparkSession) -> None:
     check_dynamic_allocation(spark, need=1000)
 
 
-def test_a_job_gives_its_result_or_its_error(spark: SparkSession, jobs: SparkJobs) -> None:
+def test_a_job_has_its_result_or_its_error(spark: SparkSession, jobs: SparkJobs) -> None:
     counted = jobs.run(spark.range(10).count, "counts")
     failed = jobs.run(lambda: 1 / 0, "fails")
     assert counted.done.wait(PATIENCE)
@@ -234,9 +234,7 @@ def test_cancel_ends_its_own_job_and_leaves_the_others(spark: SparkSession, jobs
     assert (theirs.result, theirs.error) == (1, None)
 
 
-def test_cancel_also_ends_a_job_that_was_not_submitted_yet(
-    spark: SparkSession, jobs: SparkJobs, tmp_path: Path
-) -> None:
+def test_cancel_also_ends_a_job_not_yet_submitted(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
     job = jobs.run(holding(spark, tmp_path, 1).collect, "cancelled at once")
     assert job.cancel(PATIENCE)
     assert job.result is None
@@ -257,8 +255,8 @@ def test_jobs_leave_no_thread_behind_in_python_or_the_jvm(spark: SparkSession, j
     assert (threading.active_count(), jvm_threads(spark)) <= before
 
 
-def test_who_is_woken_by_a_job_sees_that_it_is_done_and_why(jobs: SparkJobs) -> None:
-    """Who is woken before it says so sleeps on, and nobody wakes him again."""
+def test_a_thread_woken_by_a_job_sees_that_it_is_done_and_its_error(jobs: SparkJobs) -> None:
+    """A thread woken before the job is marked as done would go back to sleep, and nothing would wake it again."""
     started, woken = threading.Event(), threading.Event()
     seen: list[tuple[bool, str]] = []
 
@@ -276,7 +274,7 @@ def test_who_is_woken_by_a_job_sees_that_it_is_done_and_why(jobs: SparkJobs) -> 
     assert seen == [(True, "no good")]
 
 
-def test_a_job_leaves_the_caller_s_tags_and_description_alone(spark: SparkSession, jobs: SparkJobs) -> None:
+def test_a_job_does_not_change_the_callers_tags_and_description(spark: SparkSession, jobs: SparkJobs) -> None:
     assert jobs.run(spark.range(10).count, "counts").join(PATIENCE)
     assert not {tag for tag in spark.sparkContext.getJobTags() if tag.startswith("tfos_nb")}
     assert spark.sparkContext.getLocalProperty("spark.job.description") is None
@@ -316,7 +314,7 @@ EMBEDDED = """
 """
 
 
-def test_starts_an_embedded_spark_that_retries_and_writes_nothing_into_the_cell(run_script: RunScript) -> None:
+def test_an_embedded_spark_retries_tasks_and_prints_nothing_in_the_cell(run_script: RunScript) -> None:
     ended = run_script(EMBEDDED)
     assert ended.stderr == ""
     seen = json.loads(ended.stdout)
@@ -359,7 +357,7 @@ def test_dynamic_allocation_that_keeps_too_few_executors_is_refused(spark_home: 
     assert "spark.dynamicAllocation.minExecutors=3" in ended.stdout
 
 
-def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -> None:
+def test_a_stopped_or_invalid_session_is_refused(run_script: RunScript) -> None:
     ended = run_script(
         """
         import os, sys
@@ -411,12 +409,12 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
         ({"conf": "spark.ui.enabled=false"}, "conf must be a dictionary, as in conf="),
     ],
 )
-def test_what_no_session_can_be_started_with_is_named(spark: SparkSession, wish: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_of_a_session_are_refused(spark: SparkSession, wish: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         spark_session(**wish)
 
 
-def test_tasks_of_a_cell_that_fails_again_are_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_second_failing_job_are_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(pending_slots, "time", SimpleNamespace(monotonic=lambda: now[0]))
     first, second = (Busy("collect at cell.py:3", 1, 1, 0, ends=True, number=number) for number in (7, 9))
@@ -427,14 +425,14 @@ def test_tasks_of_a_cell_that_fails_again_are_waited_for_again(monkeypatch: pyte
     assert not still_ending(())
 
 
-def test_nodes_that_spark_was_asked_for_hold_their_slots_before_they_run(spark: SparkSession) -> None:
+def test_requested_nodes_hold_their_slots_before_they_run(spark: SparkSession) -> None:
     asked = {"missing": 3, "over": False}
     expect(PendingSlots("cluster a", 3, 1, 0, lambda: asked["missing"], lambda: 0, lambda: bool(asked["over"])))
     with pytest.raises(PlanError, match=r"3 tasks of 'cluster a, about to start'.*stop what runs, or ask for 1 node,"):
         check_slots(spark, 2, feeding=False)
     running = (Busy("cluster a", 2, 2, 0), Busy("other", 2, 2, 0))
     assert [busy.tasks for busy in still_pending(running)] == [1]
-    asked["missing"] = 1  # two have come, and their two tasks still run
+    asked["missing"] = 1  # two nodes have arrived, and their two tasks still run
     assert [busy.tasks for busy in still_pending(running)] == [1]
     asked["missing"] = 0
     assert check_slots(spark, 4, feeding=False).free == 4

@@ -1,1 +1,1 @@
-"""A cluster at one moment and its history, made from reports."""
+"""A cluster's state and history, made from reports."""

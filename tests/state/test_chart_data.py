@@ -1,4 +1,4 @@
-"""What a page is told of a metric's chart."""
+"""The data of a metric's chart that a page gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTS = [
 ]
 
 
-def test_the_first_metric_is_shown_by_epoch_unless_another_is_asked_for() -> None:
+def test_the_first_metric_by_epoch_is_the_default() -> None:
     data = chart_data(POINTS, nodes=["worker:0", "worker:1"])
     assert (data["metrics"], data["metric"], data["by"]) == (["loss", "auc"], "loss", "epoch")
     assert (data["nodes"], data["recovered"], data["shown"], data["total"]) == (["worker:0", "worker:1"], [2.5], 4, 6)
@@ -26,19 +26,19 @@ def test_the_first_metric_is_shown_by_epoch_unless_another_is_asked_for() -> Non
     assert chart_data(POINTS, metric="auc", by="step")["lines"][0]["x"] == [8, 16, 16 + 4, 24]
 
 
-def test_a_validation_and_a_long_name_that_was_cut_lead_to_their_metric() -> None:
+def test_a_validation_metric_and_a_truncated_name_find_their_metric() -> None:
     assert chart_data(POINTS, metric="val_auc")["metric"] == "auc"
     name = "m" * 100
     assert chart_data([Point(1, 1, {"loss": 1.0, name: 1.0}, True)], metric=f"{name[:50]}…")["metric"] == name
 
 
-def test_what_is_not_known_leads_to_the_first_metric_and_the_usual_axis() -> None:
+def test_unknown_choices_give_the_first_metric_and_the_usual_axis() -> None:
     data = chart_data(POINTS, metric="f1", by="century")
     assert (data["metric"], data["by"]) == ("loss", "epoch")
     assert chart_data([])["lines"] == []
 
 
-def test_a_message_is_json_and_stays_small() -> None:
+def test_a_message_is_valid_json_of_bounded_size() -> None:
     points = [Point(1 + step // 1000, step, {"loss": 1 / (step + 1)}, step % 1000 == 999) for step in range(10_000)]
     data = chart_data(points, by="step", nodes=[f"worker:{number}" for number in range(5000)])
     assert data["shown"] <= MOST_POINTS + 2

@@ -1,4 +1,4 @@
-"""A run of any length in a few points, evenly spread; the mean stays."""
+"""A run of any length in a few evenly spread points, which keep its mean."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drawn(values: list[float]) -> tuple[float, ...]:
 
 
 def spans(count: int) -> int:
-    """How many values a point stands for after so many."""
+    """Return how many values each point represents after ``count`` values."""
     each = 1
     while each * POINTS < count:
         each *= 2
@@ -32,7 +32,7 @@ def spans(count: int) -> int:
 
 @given(ANY)
 @settings(max_examples=200, deadline=None)
-def test_each_point_is_the_mean_of_equally_many_values_in_their_order(values: list[float]) -> None:
+def test_each_point_is_the_mean_of_equally_many_consecutive_values(values: list[float]) -> None:
     points = drawn(values)
     each = spans(len(values))
     parts = [values[at : at + each] for at in range(0, len(values), each)]
@@ -50,7 +50,7 @@ def test_each_point_is_the_mean_of_equally_many_values_in_their_order(values: li
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=POINTS * 8))
 @settings(max_examples=100, deadline=None)
-def test_the_mean_over_the_whole_run_is_kept(values: list[float]) -> None:
+def test_the_mean_of_the_whole_run_is_preserved(values: list[float]) -> None:
     points = drawn(values)
     each = spans(len(values))
     counts = [each] * (len(points) - 1) + [len(values) - each * (len(points) - 1)]
@@ -59,11 +59,11 @@ def test_the_mean_over_the_whole_run_is_kept(values: list[float]) -> None:
 
 
 @given(st.lists(FINITE, max_size=POINTS))
-def test_a_short_run_is_shown_as_it_was(values: list[float]) -> None:
+def test_a_short_run_keeps_its_values(values: list[float]) -> None:
     assert drawn(values) == tuple(values)
 
 
-def test_a_falling_curve_falls_from_its_first_values_to_its_last() -> None:
+def test_a_falling_curve_has_falling_points() -> None:
     values = [1 / (1 + step) for step in range(10_000)]
     points = drawn(values)
     assert POINTS / 2 <= len(points) <= POINTS
@@ -73,7 +73,7 @@ def test_a_falling_curve_falls_from_its_first_values_to_its_last() -> None:
     assert points[-1] == pytest.approx(statistics.fmean(values[each * (len(points) - 1) :]))
 
 
-def test_a_loss_that_became_nan_leaves_a_gap_as_long_as_it_was() -> None:
+def test_nan_values_leave_a_gap_of_proportional_length() -> None:
     points = drawn([1.0] * 500 + [math.nan] * 500)
     gaps = [math.isnan(point) for point in points]
     assert gaps == sorted(gaps)

@@ -1,4 +1,4 @@
-"""The history is Keras' own, counts what is trained again once, and has the whole training curve."""
+"""The history is like Keras' own, counts repeated training once, and has the whole training curve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def filled() -> History:
     return history
 
 
-def test_the_history_is_the_chiefs_at_the_end_of_each_epoch() -> None:
+def test_the_history_has_the_chiefs_metrics_at_the_end_of_each_epoch() -> None:
     history = filled()
     assert dict(history) == {"loss": [0.5, 0.25], "acc": [0.5, 1.0]}
     assert (list(history), len(history), "loss" in history, "epoch" in history) == (["loss", "acc"], 2, True, False)
@@ -40,14 +40,14 @@ def test_epochs_without_a_number_are_counted() -> None:
     assert [epoch["epoch"] for epoch in history.epochs] == [1, 2]
 
 
-def test_a_metric_that_came_late_has_the_values_there_are() -> None:
+def test_a_metric_reported_later_has_fewer_values() -> None:
     history = History("worker:0")
     history.record("worker:0", StepReport(epoch=1, metrics={"loss": 1.0}, epoch_end=True))
     history.record("worker:0", StepReport(epoch=2, metrics={"loss": 0.5, "val_loss": 0.7}, epoch_end=True))
     assert dict(history) == {"loss": [1.0, 0.5], "val_loss": [0.7]}
 
 
-def test_the_history_is_of_training_alone() -> None:
+def test_the_history_contains_only_training() -> None:
     history = filled()
     before = history.steps()
     for report in (
@@ -69,7 +69,7 @@ def test_an_empty_history_says_so() -> None:
     assert repr(filled()) == "<History 2 epochs: loss, acc>"
 
 
-def test_epochs_that_are_trained_once_more_are_in_the_history_once() -> None:
+def test_repeated_epochs_are_in_the_history_once() -> None:
     history = History("worker:0")
     for epoch, loss in ((1, 0.9), (2, 0.8), (3, 0.7)):
         history.record("worker:0", StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True))
@@ -85,7 +85,7 @@ def test_epochs_that_are_trained_once_more_are_in_the_history_once() -> None:
 
 
 def fit(history: History, epochs: range, *, steps: int = 4, first: int = 1, node: str = "worker:0") -> None:
-    """Record a fit's reports: two within each epoch and one at its end, the first epoch from its step ``first`` on."""
+    """Record a fit's reports: one a step and one at each epoch's end; the first epoch begins at step ``first``."""
     for epoch in epochs:
         for step in range(first if epoch == epochs[0] else 1, steps + 1):
             history.record(node, StepReport(epoch, epochs[-1], step, steps, {"loss": loss(epoch, step)}, phase="fit"))
@@ -97,7 +97,7 @@ def loss(epoch: int, step: int) -> float:
     return round(1 / (epoch + step / 10), 4)
 
 
-def test_steps_are_counted_over_the_epochs() -> None:
+def test_steps_are_counted_across_epochs() -> None:
     history = History("worker:0")
     fit(history, range(1, 4))
     points = history.points()
@@ -107,7 +107,7 @@ def test_steps_are_counted_over_the_epochs() -> None:
     assert points[3].metrics == {"loss": loss(1, 4), "val_loss": loss(1, 4) + 0.1}
 
 
-def test_another_fit_is_counted_behind_the_first_one() -> None:
+def test_a_second_fit_is_counted_after_the_first() -> None:
     history = History("worker:0")
     fit(history, range(1, 3))
     fit(history, range(1, 3))
@@ -117,7 +117,7 @@ def test_another_fit_is_counted_behind_the_first_one() -> None:
     assert {point.generation for point in points} == {1}, "nothing was lost"
 
 
-def test_what_is_trained_again_within_an_epoch_counts_once() -> None:
+def test_repeated_steps_within_an_epoch_count_once() -> None:
     history = History("worker:0")
     fit(history, range(1, 3))
     for step in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_what_is_trained_again_within_an_epoch_counts_once() -> None:
     assert [point.metrics["loss"] for point in points].count(9.0) == 1
 
 
-def test_what_is_trained_again_after_whole_epochs_counts_once() -> None:
+def test_repeated_epochs_count_once() -> None:
     history = History("worker:0")
     fit(history, range(1, 4))
     history.begin_anew()
@@ -142,7 +142,7 @@ def test_what_is_trained_again_after_whole_epochs_counts_once() -> None:
     assert [point.generation for point in points if point.ends_epoch] == [1, 1, 2, 2, 2]
 
 
-def test_the_curve_goes_on_when_another_node_becomes_the_chief() -> None:
+def test_the_curve_continues_when_another_node_becomes_the_chief() -> None:
     history = History("worker:0")
     fit(history, range(1, 3))
     history.begin_anew()
@@ -159,7 +159,7 @@ def test_a_loop_without_epochs_has_its_steps() -> None:
     assert [point.step for point in history.points()] == [1, 2, 3, 4, 5]
 
 
-def test_epochs_without_steps_are_at_a_step_each() -> None:
+def test_epochs_without_steps_count_as_one_step_each() -> None:
     history = History("worker:0")
     for epoch in (1, 2):
         history.record("worker:0", StepReport(epoch, metrics={"loss": 1.0}, epoch_end=True))
@@ -173,7 +173,7 @@ def test_epochs_without_numbers_are_counted_in_the_curve() -> None:
     assert [(point.epoch, point.step) for point in history.points()] == [(1, 1), (2, 2)]
 
 
-def test_a_long_training_is_kept_from_its_first_step_to_its_last() -> None:
+def test_a_long_training_keeps_points_from_first_to_last_step() -> None:
     history = History("worker:0")
     for epoch in range(1, 51):
         for step in range(1, 1001):

@@ -1,4 +1,4 @@
-"""Lines of many nodes, in bounded memory, in the order in which they came."""
+"""Lines of many nodes in bounded memory, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_line_has_the_time_at_which_it_came(clock: list[float]) -> None:
+def test_a_line_has_its_time_of_arrival(clock: list[float]) -> None:
     book = LogBook(["worker:0"])
     book.add("worker:0", ("one",))
     clock[0] = 1001.5
@@ -25,12 +25,12 @@ def test_a_line_has_the_time_at_which_it_came(clock: list[float]) -> None:
     assert book.texts("worker:0") == ["one", "two"]
 
 
-def test_a_reader_who_goes_on_after_a_line_misses_none(clock: list[float]) -> None:
+def test_reading_on_after_a_line_misses_none(clock: list[float]) -> None:
     book = LogBook(["worker:0", "worker:1"])
     read: list[str] = []
     after = 0.0
     for number in range(10):
-        clock[0] -= number  # even if the clock is set back meanwhile
+        clock[0] -= number  # even if the clock is set back in between
         book.add("worker:0", [f"{number}.{line}" for line in range(5)])
         book.add("worker:1", ("another's",))
         while new := book.lines("worker:0", after=after, limit=2):
@@ -40,7 +40,7 @@ def test_a_reader_who_goes_on_after_a_line_misses_none(clock: list[float]) -> No
     assert len(read) == 50
 
 
-def test_the_newest_lines_of_a_node_and_of_all_come_in_their_order(clock: list[float]) -> None:
+def test_the_newest_lines_of_one_or_all_nodes_are_in_order(clock: list[float]) -> None:
     book = LogBook(["a", "b"])
     for number in range(1500):
         book.add("ab"[number % 2], [str(number)])
@@ -51,7 +51,7 @@ def test_the_newest_lines_of_a_node_and_of_all_come_in_their_order(clock: list[f
         assert all(line.node == "ab"[int(line.text) % 2] for line in tail)
 
 
-def test_a_node_that_writes_without_end_takes_bounded_memory() -> None:
+def test_a_node_that_writes_endlessly_takes_bounded_memory() -> None:
     book = LogBook(["a", "b"])
     book.add("b", ("still here",))
     for _ in range(100):
@@ -64,7 +64,7 @@ def test_a_node_that_writes_without_end_takes_bounded_memory() -> None:
 
 
 class Ended:
-    """A cluster's lines, when it has ended."""
+    """The lines of an ended cluster."""
 
     def __init__(self, name: str, nodes: int = 8, lines: int = 10_000, size: int = 94) -> None:
         self.id, self.book = name, LogBook([f"worker:{number}" for number in range(nodes)])
@@ -77,7 +77,7 @@ class Ended:
         return self.book.size
 
 
-def test_clusters_that_have_ended_keep_so_much_of_their_lines_together() -> None:
+def test_ended_clusters_together_keep_a_bounded_number_of_bytes() -> None:
     ended = [Ended(f"cluster-{number}") for number in range(4)]
     for cluster in ended:
         active_clusters.end(cluster)
@@ -89,7 +89,7 @@ def test_clusters_that_have_ended_keep_so_much_of_their_lines_together() -> None
     assert len(ended[0].book.tail(100)) == 50
 
 
-def test_a_large_cluster_leaves_those_before_it_their_lines_and_keeps_what_fits() -> None:
+def test_a_large_cluster_keeps_what_fits_and_earlier_clusters_their_lines() -> None:
     small = [Ended(f"small-{number}", nodes=2, lines=300) for number in range(3)]
     large = Ended("large", nodes=10, lines=10_000, size=4000)
     for cluster in (*small, large):

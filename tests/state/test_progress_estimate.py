@@ -1,4 +1,4 @@
-"""How long training still takes, against runs of which the end is known."""
+"""Estimates of the remaining training time, compared with runs whose end is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfos_nb.state.progress_estimate import ProgressEstimate
 
 @dataclass
 class Run:
-    """A training as it reports: at most twice a second, and at each epoch's end."""
+    """A training that reports at most twice a second, and at each epoch's end."""
 
     epochs: int = 5
     steps: int = 100
@@ -47,7 +47,7 @@ class Run:
 
 
 def reckoned(run: Run, pace: ProgressEstimate | None = None) -> list[tuple[float, float, float | None]]:
-    """Where the run was, in epochs, what was truly left, and what was reckoned, at each report but the last."""
+    """Return for each report but the last: the position in epochs, the true remaining time, and the estimate."""
     pace = ProgressEstimate() if pace is None else pace
     reports = list(run.reports())
     found = []
@@ -74,7 +74,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-def test_after_the_first_epoch_it_is_right_within_a_tenth(run: Run) -> None:
+def test_after_the_first_epoch_the_estimate_is_right_within_a_tenth(run: Run) -> None:
     found = reckoned(run)
     whole = found[0][1]
     late = [entry for entry in found if entry[0] >= 1.3 and whole - entry[1] > 1.0]
@@ -84,19 +84,19 @@ def test_after_the_first_epoch_it_is_right_within_a_tenth(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-def test_it_is_never_negative_and_nothing_is_left_at_the_end(run: Run) -> None:
+def test_the_estimate_is_never_negative_and_is_0_at_the_end(run: Run) -> None:
     found = reckoned(run)
     assert all(left is None or left >= 0 for _, _, left in found)
     assert found[-1][2] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_nothing_is_said_before_it_is_known() -> None:
+def test_there_is_no_estimate_before_enough_is_known() -> None:
     pace = ProgressEstimate()
     assert pace.seconds_left is None
     pace.take(StepReport(1, 3, 1, 100, time=10.0))
     assert pace.seconds_left is None
     pace.take(StepReport(1, 3, 2, 100, time=10.2))
-    assert pace.seconds_left is None  # a fifth of a second says little
+    assert pace.seconds_left is None  # a fifth of a second is too short for an estimate
     pace.take(StepReport(1, 3, 11, 100, time=12.0))
     assert pace.seconds_left == pytest.approx(0.2 * 289)
 
@@ -113,14 +113,14 @@ def test_nothing_is_said_before_it_is_known() -> None:
     ],
     ids=repr,
 )
-def test_a_program_that_does_not_say_how_far_it_goes_has_no_end_in_sight(report: StepReport) -> None:
+def test_a_program_without_a_known_length_has_no_estimate(report: StepReport) -> None:
     pace = ProgressEstimate()
     for _ in range(3):
         pace.take(report)
     assert pace.seconds_left is None
 
 
-def test_it_follows_a_pace_that_changes() -> None:
+def test_the_estimate_follows_a_changing_pace() -> None:
     pace = ProgressEstimate()
     for second in range(100):
         pace.take(StepReport(1, 2, 10 * second, 10_000, time=float(second)))
@@ -131,7 +131,7 @@ def test_it_follows_a_pace_that_changes() -> None:
 
 
 @pytest.mark.parametrize("again", [Run(start=5000.0), Run(epochs=9, start=5000.0), Run(start=100.0)], ids=repr)
-def test_a_training_that_begins_anew_is_reckoned_anew(again: Run) -> None:
+def test_a_training_that_begins_again_gets_a_new_estimate(again: Run) -> None:
     pace = ProgressEstimate()
     for report in list(Run(step_seconds=2.0).reports())[:250]:
         pace.take(report)
@@ -140,18 +140,18 @@ def test_a_training_that_begins_anew_is_reckoned_anew(again: Run) -> None:
             assert left == pytest.approx(truth, rel=0.1)
 
 
-def test_an_epoch_that_is_longer_than_the_last_does_not_lead_astray() -> None:
+def test_a_longer_epoch_does_not_distort_the_estimate() -> None:
     pace = ProgressEstimate()
     for report in list(Run(epochs=3, steps=50).reports())[:-1]:
         if report.epoch == 1:
             pace.take(report)
-    for step in range(1, 81):  # of the second epoch, of which 50 were expected
+    for step in range(1, 81):  # steps of the second epoch, for which 50 were expected
         pace.take(StepReport(2, 3, step, 50, {"loss": 1.0}, time=1010.0 + 0.2 * step, phase=FIT))
     assert pace.seconds_left is not None
     assert 9.0 <= pace.seconds_left <= 25.0
 
 
-def test_the_first_validation_of_all_is_reckoned_by_how_far_it_is() -> None:
+def test_the_first_validation_is_estimated_by_its_progress() -> None:
     for steps, left in ((40, 30.0), (None, None)):
         pace = ProgressEstimate()
         for step in range(1, 101):
@@ -161,7 +161,7 @@ def test_the_first_validation_of_all_is_reckoned_by_how_far_it_is() -> None:
         assert pace.seconds_left == (None if left is None else pytest.approx(left))
 
 
-def test_an_evaluation_of_the_users_own_amid_an_epoch_does_not_count_as_slow_training() -> None:
+def test_the_users_evaluation_within_an_epoch_does_not_count_as_training() -> None:
     pace = ProgressEstimate()
     for step in range(1, 51):
         pace.take(StepReport(1, 1, step, 100, time=step / 10, phase=FIT))

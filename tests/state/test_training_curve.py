@@ -43,14 +43,14 @@ def test_a_loss_of_nan_is_a_gap() -> None:
     assert math.isnan(chart(points, "loss").lines[0].ys[3])
 
 
-def test_steps_within_an_epoch_are_only_drawn_by_step() -> None:
+def test_steps_within_an_epoch_are_drawn_only_by_step() -> None:
     points = [Point(1, 5, {"loss": 3.0}), *FELL]
     assert chart(points, "loss").lines[0].xs == (1.0, 2.0, 3.0)
     assert chart(points, "loss", "step").lines[0].xs == (5.0, 10.0, 20.0, 30.0)
     assert (usual_axis(points), usual_axis(points[:2]), usual_axis([])) == ("epoch", "step", "step")
 
 
-def test_a_thinned_line_keeps_its_ends_its_peaks_and_its_gap() -> None:
+def test_a_thinned_line_keeps_its_ends_peaks_and_gap() -> None:
     points = [Point(1, step, {"loss": 1 / step}, generation=1 + (step > 600)) for step in range(1, 1001)]
     points[333] = Point(1, 334, {"loss": 9.0})
     points[700] = Point(1, 701, {"loss": math.nan}, generation=2)
@@ -66,7 +66,7 @@ def test_a_metric_and_its_validation_share_a_chart() -> None:
     assert chart_names([*FELL, Point(4, 40, {"val_auc": 0.5, "lr": 0.1})]) == ["loss", "auc", "lr"]
 
 
-def test_few_points_stand_for_many_and_ends_of_epochs_stay() -> None:
+def test_thinning_points_keeps_the_ends_of_epochs() -> None:
     points = [Point(1 + step // 100, step, {"loss": 1.0}, step % 100 == 99) for step in range(1000)]
     kept = thin_points(points, 100)
     assert len(kept) == 100
@@ -78,7 +78,7 @@ def test_few_points_stand_for_many_and_ends_of_epochs_stay() -> None:
 # --- pandas
 
 
-def test_the_numbers_by_epoch_and_by_step() -> None:
+def test_the_table_is_by_epoch_or_by_step() -> None:
     table = to_pandas([Point(1, 5, {"loss": 3.0}), *FELL])
     assert (table.index.name, list(table.index), list(table.columns)) == ("epoch", [1, 2, 3], ["loss", "val_loss"])
     assert table.loc[2, "val_loss"] == 1.0
@@ -89,7 +89,7 @@ def test_the_numbers_by_epoch_and_by_step() -> None:
     assert math.isnan(steps.loc[5, "val_loss"])
 
 
-def test_no_report_is_an_empty_table() -> None:
+def test_no_reports_give_an_empty_table() -> None:
     assert len(History("worker:0").to_pandas()) == 0
 
 
@@ -117,7 +117,7 @@ def test_a_figure_has_a_chart_for_each_metric(history: History) -> None:
     assert figure.axes[0].get_xlabel() == "epoch"
 
 
-def test_a_figure_of_one_metric_by_step_on_a_logarithmic_axis(history: History) -> None:
+def test_a_figure_can_show_one_metric_by_step_on_a_logarithmic_axis(history: History) -> None:
     pytest.importorskip("matplotlib")
     (axes,) = history.plot("val_loss", by="step", log=True).axes
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_yscale()) == ("loss", "step", "log")
@@ -136,7 +136,7 @@ def test_a_notebook_shows_a_figure_without_pyplot(history: History) -> None:
         ({"by": "batch"}, r"by must be 'epoch' or 'step', got 'batch'"),
     ],
 )
-def test_an_argument_that_names_nothing_is_refused(history: History, arguments: dict[str, Any], told: str) -> None:
+def test_an_argument_that_matches_nothing_is_refused(history: History, arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         history.plot(**arguments)
 
@@ -161,7 +161,7 @@ def test_without_matplotlib_the_error_says_what_to_install(history: History, mon
         history.plot()
 
 
-def test_neither_pandas_nor_matplotlib_is_imported_for_a_history() -> None:
+def test_a_history_imports_neither_pandas_nor_matplotlib() -> None:
     heavy = {"pandas", "matplotlib", "IPython", "pyspark"}
     code = f"import sys, tfos_nb.state.history; print(*({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

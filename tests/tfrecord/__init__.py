@@ -1,1 +1,1 @@
-"""DataFrames as TFRecord files, on real executors, with TensorFlow at the other end."""
+"""DataFrames as TFRecord files, written and read by real executors and by TensorFlow."""

@@ -1,4 +1,4 @@
-"""``format("tfrecord")`` without a word about it: whatever of this package meets a session makes it known there."""
+"""``format("tfrecord")`` without registration by the user: the package registers it with each session that it uses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-def test_a_session_that_was_loaded_launched_or_started_here_knows_the_format(run_script: RunScript) -> None:
+def test_a_session_loaded_launched_or_started_here_knows_the_format(run_script: RunScript) -> None:
     ended = run_script(SCRIPT)
     assert ended.stdout.split().count("5") == 3
     assert "already" not in ended.stderr

@@ -1,4 +1,4 @@
-"""DataFrames written and read by real executors, and TensorFlow at the other end."""
+"""DataFrames written and read by real executors, and by TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = (
     "ax array<string>, ay array<binary>"
 )
 # Three records of org.tensorflow:tensorflow-hadoop 1.15.0 and org.tensorflow:proto 1.15.0: label, pixels, name, words
-# and big, of which each has 0, 1 and 2 words and minus its label.
+# and big; they have 0, 1 and 2 words, and big is minus the label.
 HADOOP = (
     "VQAAAAAAAADX3w/BClMKDgoFbGFiZWwSBRoDCgEAChYKBnBpeGVscxIMEgoKCAAAAAAAAMA/Cg4KBG5hbWUSBgoECgJuMAoLCgV3b3JkcxICCgAK"
     "DAoDYmlnEgUaAwoBABvPIzhhAAAAAAAAAACPkGQKXwoOCgVsYWJlbBIFGgMKAQEKFgoGcGl4ZWxzEgwSCgoIAAAAPwAAwD8KDgoEbmFtZRIGCgQK"
@@ -74,11 +74,11 @@ def there(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*") if not file.name.startswith("."))
 
 
-# --- there and back ---------------------------------------------------------------------------------------------------
+# --- write and read ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_every_type_comes_back_as_it_was_with_its_nulls(
+def test_every_type_is_read_as_written_with_its_nulls(
     spark: SparkSession, rows: DataFrame, tmp_path: Path, compression: str | None
 ) -> None:
     saved = write(rows, tmp_path / "out", compression=compression)
@@ -89,9 +89,7 @@ def test_every_type_comes_back_as_it_was_with_its_nulls(
     assert collected(found) == collected(rows)
 
 
-def test_what_is_inferred_is_float_for_float_and_text_where_all_is_text(
-    spark: SparkSession, rows: DataFrame, tmp_path: Path
-) -> None:
+def test_schema_inference_finds_floats_and_text(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
     write(rows, tmp_path / "out")
     schema = infer_schema(spark, tmp_path / "out", binary=["y"])
     kinds = {field.name: field.dataType.simpleString() for field in schema}
@@ -109,7 +107,7 @@ def test_what_is_inferred_is_float_for_float_and_text_where_all_is_text(
     assert collected(found.select(same)) == collected(rows.select(same))
 
 
-def test_arrays_of_arrays_come_back_from_sequence_examples(spark: SparkSession, tmp_path: Path) -> None:
+def test_arrays_of_arrays_are_read_from_sequence_examples(spark: SparkSession, tmp_path: Path) -> None:
     data = [(1, [[1.5], [2.0, 3.0]], [["a"], []]), (2, None, []), (3, [], None)]
     frame_ = spark.createDataFrame(data, "id bigint, steps array<array<float>>, words array<array<string>>")
     write(frame_, tmp_path / "out", record_type="SequenceExample")
@@ -120,7 +118,7 @@ def test_arrays_of_arrays_come_back_from_sequence_examples(spark: SparkSession, 
         read(spark, tmp_path / "out")
 
 
-def test_tf_data_reads_what_spark_writes(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
+def test_tf_data_reads_files_that_spark_wrote(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
     import tensorflow as tf
 
     write(numbers, tmp_path / "out", compression="gzip")
@@ -135,7 +133,7 @@ def _rows_of(parsed: Any) -> list[tuple[int, list[float]]]:
     return list(zip(parsed["id"].numpy().tolist(), parsed["x"].numpy().tolist(), strict=True))
 
 
-def test_spark_reads_what_tensorflow_writes(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_files_that_tensorflow_wrote(spark: SparkSession, tmp_path: Path) -> None:
     import tensorflow as tf
 
     for number, options in enumerate(("", "GZIP", "ZLIB")):
@@ -147,7 +145,7 @@ def test_spark_reads_what_tensorflow_writes(spark: SparkSession, tmp_path: Path)
     assert [r.id for r in found.sort("id").collect()] == list(range(30))
 
 
-def test_spark_reads_what_the_hadoop_connector_wrote(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_files_that_the_hadoop_connector_wrote(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "part-r-00000").write_bytes(base64.b64decode(HADOOP))
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".part-r-00000.crc").write_bytes(b"crc")
@@ -155,7 +153,7 @@ def test_spark_reads_what_the_hadoop_connector_wrote(spark: SparkSession, tmp_pa
     assert found == [(-n, n, f"n{n}", [n / 2, 1.5], ["a", "b"][:n]) for n in range(3)]
 
 
-def test_a_dot_in_a_columns_name_is_a_letter_like_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_column_names_may_contain_a_dot(spark: SparkSession, tmp_path: Path) -> None:
     frame_ = spark.createDataFrame([(1, "x")], "`a.b` bigint, `c d` string")
     write(frame_, tmp_path / "out", partition_by="c d")
     assert (tmp_path / "out/c d=x").is_dir()
@@ -165,7 +163,7 @@ def test_a_dot_in_a_columns_name_is_a_letter_like_others(spark: SparkSession, tm
 # --- directories and modes --------------------------------------------------------------------------------------------
 
 
-def test_partitions_lie_as_spark_lays_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_partitions_have_sparks_layout(spark: SparkSession, tmp_path: Path) -> None:
     data = [(1, "a/b", 1.0), (1, "50%", 2.0), (2, None, 3.0), (2, "", 4.0), (None, "x y", 5.0)]
     frame_ = spark.createDataFrame(data, "k int, t string, x float")
     write(frame_, tmp_path / "ours", partition_by=["k", "t"])
@@ -191,13 +189,13 @@ def test_a_partition_column_of_dates_is_read_as_declared(spark: SparkSession, tm
 
 
 @data_sources
-def test_a_partition_column_of_dates_is_read_by_name_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_partition_column_of_dates_is_read_by_name(spark: SparkSession, tmp_path: Path) -> None:
     frame_ = spark.createDataFrame([(1.0, datetime.date(2026, 11, 21)), (2.0, None)], "x float, day date")
     write(frame_, tmp_path / "out", partition_by="day")
     assert spark.read.format("tfrecord").schema("x float, day date").load(str(tmp_path / "out")).count() == 2
 
 
-def test_spark_may_say_that_an_overwrite_replaces_single_partitions(
+def test_sparks_setting_lets_an_overwrite_replace_single_partitions(
     spark: SparkSession, tmp_path: Path, viewfs: str
 ) -> None:
     one, two = (spark.createDataFrame([(x, x % 2) for x in xs], "x int, k int").coalesce(1) for xs in ((1, 2), (3,)))
@@ -220,7 +218,7 @@ def test_an_overwrite_by_name_may_replace_single_partitions(spark: SparkSession,
     assert sorted(row.x for row in read(spark, tmp_path / "out").collect()) == [2, 3]
 
 
-def test_append_overwrite_ignore_and_error_do_what_they_say(
+def test_append_overwrite_ignore_and_error_work_as_in_spark(
     spark: SparkSession, numbers: DataFrame, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -230,13 +228,13 @@ def test_append_overwrite_ignore_and_error_do_what_they_say(
     assert write(numbers, path, mode="ignore") == Saved(str(path), 0, 0, 0)
     assert write(numbers, path, mode="append").rows == 60
     assert read(spark, path).count() == 120
-    # What is overwritten may be what is read.
+    # The files to overwrite may be the files that are read.
     write(read(spark, path, schema=numbers.schema).where("id < 5"), path, mode="overwrite")
     assert sorted(r.id for r in read(spark, path).collect()) == sorted([0, 1, 2, 3, 4] * 2)
     assert [name for name in there(path) if not name.startswith("part-")] == ["_SUCCESS"]
 
 
-def test_a_frame_without_rows_is_a_directory_that_reads_as_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_frame_without_rows_becomes_a_directory_without_rows(spark: SparkSession, tmp_path: Path) -> None:
     empty = spark.createDataFrame([], "x float")
     assert write(empty, tmp_path / "out").files == 0
     assert there(tmp_path / "out") == ["_SUCCESS"]
@@ -246,7 +244,7 @@ def test_a_frame_without_rows_is_a_directory_that_reads_as_none(spark: SparkSess
 
 
 class FailsOnce:
-    """Gives each partition's rows, and fails in the middle of them the first time."""
+    """Yields each partition's rows; the first attempt fails in the middle."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -258,16 +256,16 @@ class FailsOnce:
             yield batch.slice(1)
 
 
-def test_a_task_that_spark_runs_again_leaves_each_row_once(
-    spark: SparkSession, numbers: DataFrame, tmp_path: Path
-) -> None:
+def test_a_retried_task_writes_each_row_once(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
     saved = write(numbers.mapInArrow(FailsOnce(), numbers.schema), tmp_path / "out")
     assert (saved.files, saved.rows) == (3, 60)
     assert len(there(tmp_path / "out")) == 4
     assert [r.id for r in read(spark, tmp_path / "out").sort("id").collect()] == list(range(60))
 
 
-def test_a_job_that_fails_leaves_nothing_and_says_why(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
+def test_a_failed_job_leaves_no_files_and_reports_the_cause(
+    spark: SparkSession, numbers: DataFrame, tmp_path: Path
+) -> None:
     bad = numbers.selectExpr("if(id = 59, raise_error('row 59 is bad'), id) AS id")
     with pytest.raises(FeedFailed, match="was not written: .*row 59 is bad"):
         write(bad, tmp_path / "out")
@@ -300,7 +298,9 @@ def test_spark_writes_and_reads_the_format_by_its_name(spark: SparkSession, numb
 
 
 @data_sources
-def test_a_failed_write_by_name_leaves_what_was_there(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
+def test_a_failed_write_by_name_keeps_the_existing_files(
+    spark: SparkSession, numbers: DataFrame, tmp_path: Path
+) -> None:
     tfrecord.register(spark)
     numbers.write.format("tfrecord").mode("append").save(str(tmp_path / "out"))
     before = there(tmp_path / "out")
@@ -327,7 +327,7 @@ def test_options_by_name_are_checked_before_any_row_is_read(
 
 
 @data_sources
-def test_damage_by_name_is_a_row_of_a_column(spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_records_by_name_are_rows_of_the_bad_column(spark: SparkSession, tmp_path: Path) -> None:
     tfrecord.register(spark)
     damaged(tmp_path / "a")
     options = {"mode": "skip", "badColumn": "bad"}
@@ -353,7 +353,7 @@ def damaged(path: Path) -> Path:
     return path
 
 
-def test_a_damaged_record_fails_with_its_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_damaged_record_raises_an_error_with_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
     path = damaged(tmp_path / "a")
     says = f"{path}, byte {DAMAGED}: the checksum of the record is wrong; mode='skip' skips such records"
     with pytest.raises(PlanError, match=says):
@@ -362,7 +362,7 @@ def test_a_damaged_record_fails_with_its_file_and_byte(spark: SparkSession, tmp_
         read(spark, tmp_path, schema="i bigint", sample=0).collect()
 
 
-def test_what_is_skipped_is_counted_and_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_skipped_records_are_counted_and_located(spark: SparkSession, tmp_path: Path) -> None:
     damaged(tmp_path / "a")
     cut = put(tmp_path / "b", *(example(i=[number]) for number in range(10)))
     cut.write_bytes(cut.read_bytes()[: 3 * WHOLE + 20])
@@ -370,7 +370,7 @@ def test_what_is_skipped_is_counted_and_named(spark: SparkSession, tmp_path: Pat
     skipped = Skipped(spark)
     found = read(spark, tmp_path, mode="skip", skipped=skipped)
     assert repr(skipped) == "nothing was left out"
-    for _ in range(2):  # a file that is read again counts once
+    for _ in range(2):  # a file that is read twice counts once
         assert found.count() == 9 + 3 + 1
         assert skipped.records == 2
     files = skipped.files
@@ -381,7 +381,7 @@ def test_what_is_skipped_is_counted_and_named(spark: SparkSession, tmp_path: Pat
     assert f"b, byte {3 * WHOLE}: the file ends within a record" in repr(skipped)
 
 
-def test_a_column_tells_of_damage_beside_the_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_bad_column_reports_damage_beside_the_rows(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "k=1/a", example(i=[1]), example(i=[2]))
     damaged(tmp_path / "k=2/b")
     found = read(spark, tmp_path, mode="skip", bad_column="bad", schema="bad string, i int, k int")
@@ -440,7 +440,7 @@ def test_a_vector_and_a_decimal_are_refused_with_what_to_do(spark: SparkSession,
     assert not (tmp_path / "out").exists()
 
 
-def test_an_array_of_another_length_is_named_by_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_array_of_another_length_is_reported_with_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
     path = put(tmp_path / "a", example(x=[1.0, 2.0]), example(x=[3.0]))
     with pytest.raises(
         PythonException, match=rf"{path}, byte \d+: column 'x' must have arrays of 2 values, got one of 1"
@@ -468,7 +468,7 @@ def viewfs(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     conf.unset(f"fs.viewfs.mounttable.{cluster}.link./data")
 
 
-def test_what_only_hadoop_knows_is_written_and_read_through_it(
+def test_urls_that_only_hadoop_knows_are_written_and_read_by_hadoop(
     spark: SparkSession, numbers: DataFrame, tmp_path: Path, viewfs: str
 ) -> None:
     url, local = f"{viewfs}/out", tmp_path / "mounted/out"
@@ -493,7 +493,7 @@ def test_what_only_hadoop_knows_is_written_and_read_through_it(
     shutil.rmtree(local)
 
 
-def test_a_url_that_nobody_knows_says_what_was_tried(spark: SparkSession, numbers: DataFrame) -> None:
+def test_an_unknown_url_is_refused_with_the_libraries_tried(spark: SparkSession, numbers: DataFrame) -> None:
     for call in (lambda: read(spark, "nofs://host/x"), lambda: write(numbers, "nofs://host/x")):
         with pytest.raises(PlanError, match=r"neither fsspec \(Protocol not known.* nor Spark's Hadoop .*nofs"):
             call()

@@ -1,1 +1,1 @@
-"""A cluster as text, as HTML and as a page: what each shows, in every host and in a real browser."""
+"""A cluster as text, as HTML and as a page, in every host and in a real browser."""

@@ -1,4 +1,4 @@
-"""A real browser, and a small server in the place of Jupyter's, for the tests of the panel's page."""
+"""A real browser, and a small server instead of Jupyter's, for the tests of the panel's page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES: dict[str, tuple[Path | str, str]] = {
 
 
 class Request(NamedTuple):
-    """What the page has asked the server for."""
+    """A request of the page."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page, and answers below :data:`BASE` what a test has told it to; everything else is not found."""
+    """Serves the page, and the answers that a test sets below :data:`BASE`; other paths are not found."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -44,12 +44,12 @@ class Server(ThreadingHTTPServer):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew for the next test."""
+        """Forget the answers and requests, for the next test."""
         self.answers: dict[str, tuple[int, object]] = {}
         self.requests: list[Request] = []
 
     def answer(self, path: str, content: object, status: int = 200) -> None:
-        """Answer this path, which begins after the base URL and may have a query."""
+        """Set the answer for this path, which begins after the base URL and may have a query."""
         self.answers[f"{BASE}tfos-nb/{path}"] = (status, content)
 
     def asked(self, part: str) -> list[Request]:
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path in FILES:
             file, kind = FILES[self.path]
-            joint = joined(file).encode() if isinstance(file, str) else file.read_bytes()  # as anywidget gets it
+            joint = joined(file).encode() if isinstance(file, str) else file.read_bytes()  # as anywidget receives it
             self._send(200, kind, joint)
             return
         self.server.requests.append(Request(self.command, self.path, dict(self.headers)))
@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def serving() -> Iterator[Server]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Start the machine's Chromium; skip the test where it, or Playwright, is missing."""
+    """Start the machine's Chromium; skip the test if it or Playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:

@@ -1,4 +1,4 @@
-"""States of a cluster as the driver hands them out, at the moments that a user sees."""
+"""States of a cluster as the driver returns them, at several moments of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ValueError: label 10 is outside 0…9"""
 
 
 def falling(points: int = 48) -> tuple[float, ...]:
-    """A loss as one hopes for it."""
+    """Return a falling loss."""
     return tuple(2.3 / (1 + i / 4) for i in range(points))
 
 
@@ -54,7 +54,7 @@ def node(name: str, status: NodeStatus = NodeStatus.TRAINING, number: int = 0, *
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """IPython's shell, without which what is displayed is printed."""
+    """IPython's shell, without which displayed values would be printed."""
     InteractiveShell.clear_instance()
     config = Config()
     config.HistoryManager.enabled = False
@@ -90,7 +90,7 @@ def running() -> ClusterState:
 
 @pytest.fixture
 def on_gpus(running: ClusterState) -> ClusterState:
-    """A worker with a GPU that tells what it does, one whose GPU does not, and a parameter server without."""
+    """A worker with a GPU whose use is known, one whose GPU's use is not, and a parameter server without a GPU."""
     use = GpuUse("NVIDIA H100 80GB HBM3", 83.0, 41_100_000_000, 85_000_000_000)
     nodes = (
         node("worker:0", number=1, gpus=("0",), gpu_use=(use,)),
@@ -102,7 +102,7 @@ def on_gpus(running: ClusterState) -> ClusterState:
 
 @pytest.fixture
 def failed(running: ClusterState) -> ClusterState:
-    """One of the two raised."""
+    """A cluster of two workers, one of which raised an error."""
     nodes = (
         replace(running.nodes[0], status=NodeStatus.STOPPED),
         replace(running.nodes[1], status=NodeStatus.FAILED, detail="raised ValueError"),
@@ -113,7 +113,7 @@ def failed(running: ClusterState) -> ClusterState:
 
 @pytest.fixture
 def many(running: ClusterState) -> ClusterState:
-    """Sixty-four workers, of which one is lost and two are slow."""
+    """Sixty-four workers; one is lost and two are slow."""
     odd: dict[int, dict[str, object]] = {
         37: {"status": NodeStatus.LOST, "step": 388, "rows_per_second": None, "detail": "executor 37 was lost"},
         11: {"step": 401, "rows_per_second": 11_000.0},

@@ -1,4 +1,4 @@
-"""The panel's chart in a real browser, with numbers of ``chart_data`` from a server, or by messages of the kernel."""
+"""The panel's chart in a real browser, with numbers of ``chart_data`` from a server or by messages of the kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TICKS = "() => [...document.querySelectorAll('.t-plot .t-tick')].map((one) => on
 
 
 class Curves(dict[str, Any]):
-    """The server's answers to any question about the curves, as the kernel would give them."""
+    """The server's answers to requests for curves, as the kernel would give them."""
 
     def __init__(self, history: History) -> None:
         super().__init__()
@@ -93,7 +93,9 @@ class ChartPanel(Panel):
         return self.drawn()
 
     def drawn(self) -> ChartPanel:
-        self.page.wait_for_selector(".t-plot polyline, .t-plot circle", state="attached")  # a level line has no height
+        self.page.wait_for_selector(
+            ".t-plot polyline, .t-plot circle", state="attached"
+        )  # a horizontal line has no height
         return self
 
     @property
@@ -144,7 +146,7 @@ def panel(open_panel: Callable[..., ChartPanel], running: ClusterState) -> Chart
 # --- what is drawn
 
 
-def test_a_click_on_a_metric_opens_its_chart_and_another_closes_it(panel: ChartPanel) -> None:
+def test_a_click_on_a_metric_opens_its_chart_and_a_second_closes_it(panel: ChartPanel) -> None:
     loss = panel.tile("Loss")
     assert loss.get_attribute("aria-expanded") == "false"
     panel.open()
@@ -156,7 +158,7 @@ def test_a_click_on_a_metric_opens_its_chart_and_another_closes_it(panel: ChartP
     assert loss.get_attribute("aria-expanded") == "false"
 
 
-def test_training_and_validation_are_in_one_picture_with_a_gap_where_the_cluster_recovered(panel: ChartPanel) -> None:
+def test_training_and_validation_share_a_chart_with_a_gap_at_a_recovery(panel: ChartPanel) -> None:
     panel.open()
     for line in ("training", "validation"):
         first, second = panel.page.evaluate(PIECES, line)
@@ -187,7 +189,7 @@ def test_by_step_a_line_has_every_reported_step(panel: ChartPanel, curves: Curve
     assert pressed == ["Step", "Linear"]
 
 
-def test_a_logarithmic_axis_makes_equal_ratios_equally_high(panel: ChartPanel) -> None:
+def test_a_logarithmic_axis_gives_equal_ratios_equal_heights(panel: ChartPanel) -> None:
     panel.open()
     panel.press_button("Step")
     panel.page.wait_for_function("document.querySelector('.t-plot').getAttribute('aria-valuemax') === '60'")
@@ -212,7 +214,7 @@ def test_a_metric_without_positive_values_stays_linear(panel: ChartPanel, curves
     assert panel.page.locator(".t-chart [aria-pressed=true]").all_inner_texts() == ["Epoch", "Linear"]
 
 
-def test_a_value_alone_is_a_dot_and_nan_is_a_gap(panel: ChartPanel, curves: Curves) -> None:
+def test_a_single_value_is_a_dot_and_nan_is_a_gap(panel: ChartPanel, curves: Curves) -> None:
     curves.history = History("worker:0")
     for step, loss in enumerate((1.0, float("nan"), 0.5, 0.4, float("nan")), 1):
         curves.history.record("worker:0", StepReport(step=step, metrics={"loss": loss}))
@@ -221,7 +223,7 @@ def test_a_value_alone_is_a_dot_and_nan_is_a_gap(panel: ChartPanel, curves: Curv
     assert panel.page.locator(".t-plot circle").count() == 3
 
 
-def test_the_chart_of_a_row_is_that_of_its_node(panel: ChartPanel, curves: Curves) -> None:
+def test_a_rows_chart_shows_its_node(panel: ChartPanel, curves: Curves) -> None:
     panel.page.locator("tbody tr").nth(1).locator(".t-c-metric").nth(1).click()
     panel.drawn()
     assert curves.asked[-1] == {"metric": "accuracy", "node": "worker:1"}
@@ -237,7 +239,7 @@ def test_the_chart_of_a_row_is_that_of_its_node(panel: ChartPanel, curves: Curve
 # --- its values
 
 
-def test_the_values_under_the_pointer_are_told(panel: ChartPanel) -> None:
+def test_the_values_under_the_pointer_are_shown(panel: ChartPanel) -> None:
     panel.open()
     third = panel.page.evaluate(PIECES, "training")[0][2]
     box = panel.plot.bounding_box()
@@ -248,7 +250,7 @@ def test_the_values_under_the_pointer_are_told(panel: ChartPanel) -> None:
     assert not panel.page.locator(".t-tip").is_visible()
 
 
-def test_the_keyboard_opens_reads_and_closes(panel: ChartPanel) -> None:
+def test_the_chart_can_be_opened_read_and_closed_by_keyboard(panel: ChartPanel) -> None:
     panel.tile("Loss").focus()
     panel.page.keyboard.press("Enter")
     panel.drawn()
@@ -269,7 +271,7 @@ def test_the_keyboard_opens_reads_and_closes(panel: ChartPanel) -> None:
     assert panel.tile("Loss").evaluate("tile => tile === document.activeElement")
 
 
-def test_a_screen_reader_hears_what_the_chart_shows(panel: ChartPanel) -> None:
+def test_a_screen_reader_gets_a_description_of_the_chart(panel: ChartPanel) -> None:
     panel.open()
     assert panel.plot.get_attribute("aria-label") == (
         "Loss of mnist by epoch: training from 1.0000 to 0.1667; validation from 2.0000 to 1.1667; "
@@ -278,7 +280,7 @@ def test_a_screen_reader_hears_what_the_chart_shows(panel: ChartPanel) -> None:
     assert panel.page.locator(".t-plot svg").get_attribute("aria-hidden") == "true"
 
 
-def test_a_table_is_behind_it(panel: ChartPanel, curves: Curves) -> None:
+def test_a_table_shows_the_values_of_the_chart(panel: ChartPanel, curves: Curves) -> None:
     panel.open()
     panel.press_button("Table")
     table = panel.page.get_by_role("region", name="Values of Loss")
@@ -308,7 +310,7 @@ def test_the_numbers_are_downloaded_as_csv(panel: ChartPanel) -> None:
     assert (rows[0]["val_loss"], float(rows[9]["val_loss"])) == ("", 2.0)
 
 
-def test_the_picture_stands_alone_as_svg_and_as_png(
+def test_the_picture_is_downloaded_as_svg_and_png_without_the_page(
     open_panel: Callable[..., ChartPanel], running: ClusterState
 ) -> None:
     panel = open_panel("dark")
@@ -341,7 +343,7 @@ def test_the_picture_stands_alone_as_svg_and_as_png(
 # --- where the numbers come from
 
 
-def test_an_open_chart_goes_on_with_the_training(panel: ChartPanel, curves: Curves) -> None:
+def test_an_open_chart_is_updated_during_training(panel: ChartPanel, curves: Curves) -> None:
     panel.open()
     panel.plot.focus()
     panel.page.keyboard.press("End")
@@ -367,7 +369,7 @@ def test_an_ended_cluster_is_asked_once_more(panel: ChartPanel, curves: Curves, 
     assert len(curves.asked) == asked
 
 
-def test_without_a_server_the_kernel_is_asked_by_a_message(
+def test_without_a_server_the_page_requests_curves_by_a_message(
     open_panel: Callable[..., ChartPanel], running: ClusterState, curves: Curves
 ) -> None:
     panel = open_panel()
@@ -384,7 +386,7 @@ def test_without_a_server_the_kernel_is_asked_by_a_message(
     assert "Accuracy of mnist by epoch" in panel.plot.get_attribute("aria-label")
 
 
-def test_a_kernel_that_is_gone_or_silent_is_told(open_panel: Callable[..., ChartPanel], running: ClusterState) -> None:
+def test_an_ended_or_silent_kernel_is_reported(open_panel: Callable[..., ChartPanel], running: ClusterState) -> None:
     panel = open_panel()
     panel.start(running, served=False)
     panel.tile("Loss").click()
@@ -397,7 +399,7 @@ def test_a_kernel_that_is_gone_or_silent_is_told(open_panel: Callable[..., Chart
     panel.page.wait_for_function("document.querySelector('.t-chart .t-foot').textContent.includes('has ended')")
 
 
-def test_a_metric_that_nobody_has_reported_yet(panel: ChartPanel, curves: Curves) -> None:
+def test_a_metric_without_reports_shows_a_note(panel: ChartPanel, curves: Curves) -> None:
     curves.history = History("worker:0")
     panel.tile("Loss").click()
     panel.page.locator(".t-chart .t-foot", has_text="Nothing was reported yet.").wait_for()
@@ -405,7 +407,7 @@ def test_a_metric_that_nobody_has_reported_yet(panel: ChartPanel, curves: Curves
     assert panel.spoken() == "Nothing was reported yet."
 
 
-def test_a_thinned_line_says_so(panel: ChartPanel, curves: Curves) -> None:
+def test_a_thinned_line_is_marked_as_thinned(panel: ChartPanel, curves: Curves) -> None:
     curves.history = trained(epochs=30, steps=100)
     panel.open()
     panel.press_button("Step")

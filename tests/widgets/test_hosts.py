@@ -1,4 +1,4 @@
-"""Hosts by their documented contracts: what each puts into the environment, the shell and the imported modules."""
+"""Hosts by their documented properties: what each puts into the environment, the shell and the imported modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCAL = "http://127.0.0.1:6006/tb/"
 
 
 class KernelShell:
-    """What is asked of ipykernel's shell: the trait ``kernel``, and the user's names."""
+    """The parts of ipykernel's shell that are used: the trait ``kernel``, and the user's names."""
 
     def __init__(self, **names: object) -> None:
         self.user_ns = names
@@ -35,7 +35,7 @@ class TerminalShell(KernelShell):
 
 
 class PyZeppelinContext(dict[str, object]):
-    """Zeppelin's own name for ``z``; it claims to contain nothing."""
+    """Stand-in for the class of Zeppelin's ``z``, on which ``in`` must not be used."""
 
     def __contains__(self, key: object) -> bool:
         raise AssertionError("it would ask the JVM")
@@ -49,41 +49,41 @@ def detected(shell: object = None, modules: tuple[str, ...] = (), **environ: str
     return detect_host(environ, shell=shell, modules={name: ModuleType(name) for name in modules})
 
 
-def test_a_kernel_of_a_jupyter_server_is_jupyter() -> None:
+def test_a_kernel_of_a_jupyter_server_is_detected_as_jupyter() -> None:
     assert detected(KernelShell(), JPY_SESSION_NAME="/a.ipynb", JPY_PARENT_PID="1") == Host("jupyter", "widget")
 
 
-def test_a_kernel_of_jupyterhub_is_jupyter() -> None:
+def test_a_kernel_of_jupyterhub_is_detected_as_jupyter() -> None:
     found = detected(KernelShell(), JPY_SESSION_NAME="/a.ipynb", JUPYTERHUB_SERVICE_PREFIX="/user/alice/")
     assert (found.name, found.headless) == ("jupyter", False)
 
 
-def test_a_kernel_without_a_session_is_headless_also_on_a_hub() -> None:
+def test_a_kernel_without_a_session_is_headless_even_on_a_hub() -> None:
     found = detected(KernelShell(), JPY_PARENT_PID="1", JUPYTERHUB_SERVICE_PREFIX="/user/alice/")
     assert (found.name, found.rendering, found.headless) == ("headless", "html", True)
 
 
-def test_vs_code_is_known_by_the_notebook_s_file_even_on_a_remote_server() -> None:
+def test_vs_code_is_detected_by_the_notebooks_file_even_on_a_remote_server() -> None:
     shell = KernelShell(__vsc_ipynb_file__="/home/alice/a.ipynb")
     assert detected(shell, JPY_SESSION_NAME="/a.ipynb").name == "vscode"
     assert detected(KernelShell(), VSCODE_PID="1").name == "vscode"
 
 
-def test_jupyterlab_that_was_started_by_vs_code_is_jupyter() -> None:
+def test_jupyterlab_started_by_vs_code_is_detected_as_jupyter() -> None:
     assert detected(KernelShell(), VSCODE_PID="1", JPY_SESSION_NAME="/a.ipynb").name == "jupyter"
 
 
-def test_colab_is_known_by_its_module_or_its_release() -> None:
+def test_colab_is_detected_by_its_module_or_release() -> None:
     assert detected(KernelShell(), ("google.colab",)) == Host("colab", "widget")
     assert detected(KernelShell(), COLAB_RELEASE_TAG="release-colab_20260101").name == "colab"
 
 
-def test_zeppelin_is_known_by_its_context_and_replaces_by_clearing() -> None:
+def test_zeppelin_is_detected_by_its_context_and_replaces_by_clearing() -> None:
     found = detected(KernelShell(z=PyZeppelinContext()))
     assert found == Host("zeppelin", "html", replaces_by_clearing=True)
 
 
-def test_a_variable_z_makes_no_zeppelin() -> None:
+def test_a_variable_z_alone_is_not_zeppelin() -> None:
     assert detected(KernelShell(z=[1]), JPY_SESSION_NAME="/a.ipynb", ZEPPELIN_HOME="/opt/zeppelin").name == "jupyter"
 
 
@@ -104,7 +104,7 @@ def test_a_job_of_databricks_without_a_notebook_writes_text() -> None:
         (KernelShell(), {"SPARK_CONNECT_MODE_ENABLED": "1"}),
     ],
 )
-def test_databricks_with_spark_connect_is_refused_with_what_to_do(shell: KernelShell, environ: dict[str, str]) -> None:
+def test_databricks_with_spark_connect_is_refused_with_the_remedy(shell: KernelShell, environ: dict[str, str]) -> None:
     found = detected(shell, DATABRICKS_RUNTIME_VERSION="16.4", **environ)
     assert "Spark Connect" in found.refusal
     assert "Dedicated access mode" in found.refusal
@@ -120,7 +120,7 @@ def test_ipython_in_a_terminal_and_a_script_write_text() -> None:
     assert not detected(TerminalShell()).headless
 
 
-def test_the_shell_of_the_process_is_asked_and_its_kernel_is_known_by_its_trait() -> None:
+def test_the_process_shell_is_used_and_its_kernel_is_detected_by_a_trait() -> None:
     InteractiveShell.clear_instance()
     try:
         shell = InteractiveShell.instance()
@@ -132,7 +132,7 @@ def test_the_shell_of_the_process_is_asked_and_its_kernel_is_known_by_its_trait(
     assert detect_host({}).name == "script"
 
 
-def test_neither_spark_nor_tensorflow_nor_the_jupyter_server_is_imported(run_script: RunScript) -> None:
+def test_detection_imports_no_spark_tensorflow_or_jupyter_server(run_script: RunScript) -> None:
     ended = run_script(
         """
         import sys
@@ -147,14 +147,14 @@ def test_neither_spark_nor_tensorflow_nor_the_jupyter_server_is_imported(run_scr
     assert ended.stdout.strip() == "databricks []"
 
 
-# --- the way to a port
+# --- the URL of a port
 
 
 def url(host: Host = JUPYTER, template: str = "", conf: dict[str, str] | None = None, **environ: str) -> str | None:
     return proxied_url(6006, "tb/", host, environ, template=template, spark_conf=conf)
 
 
-def test_the_user_s_url_goes_before_all_others() -> None:
+def test_the_users_url_takes_precedence() -> None:
     environ = {"TFOS_NB_PROXY_URL": "https://gate.example/%PORT%", "TENSORBOARD_PROXY_URL": "/b/%PORT%/"}
     assert url(Host("colab", "widget"), "/c/%PORT%/", **environ) == "https://gate.example/6006/tb/"
     del environ["TFOS_NB_PROXY_URL"]
@@ -163,7 +163,7 @@ def test_the_user_s_url_goes_before_all_others() -> None:
 
 
 @pytest.mark.parametrize("value", ["https://gate.example/6006/", "%port%"])
-def test_a_url_without_the_port_s_place_is_refused_with_its_variable(value: str) -> None:
+def test_a_url_without_the_ports_placeholder_is_refused_with_its_variable(value: str) -> None:
     with pytest.raises(PlanError, match="TENSORBOARD_PROXY_URL must contain %PORT%"):
         url(TENSORBOARD_PROXY_URL=value)
     with pytest.raises(PlanError, match="TfosMagics.proxy_url must contain %PORT%"):
@@ -171,16 +171,16 @@ def test_a_url_without_the_port_s_place_is_refused_with_its_variable(value: str)
 
 
 @pytest.mark.parametrize("value", ["javascript:alert(%PORT%)", "data:text/html,%PORT%", '/a" onload="%PORT%'])
-def test_what_is_no_address_for_a_browser_is_refused(value: str) -> None:
+def test_an_address_unsuitable_for_a_browser_is_refused(value: str) -> None:
     with pytest.raises(PlanError, match="http://"):
         url(TFOS_NB_PROXY_URL=value)
 
 
-def test_colab_knows_its_own_way() -> None:
+def test_colab_needs_no_url() -> None:
     assert url(Host("colab", "widget"), JUPYTERHUB_SERVICE_PREFIX="/u/") is None
 
 
-def test_databricks_goes_through_its_driver_proxy() -> None:
+def test_databricks_uses_its_driver_proxy() -> None:
     conf = {
         "spark.databricks.clusterUsageTags.clusterId": "0923-164208-abc",
         "spark.databricks.clusterUsageTags.clusterOwnerOrgId": "42",
@@ -205,7 +205,7 @@ def test_databricks_goes_through_its_driver_proxy() -> None:
         ({"NB_PREFIX": '/a"><script>'}, "/a%22%3E%3Cscript%3E/proxy/6006/tb/"),
     ],
 )
-def test_a_hub_s_prefix_comes_before_the_proxy(environ: dict[str, str], expected: str) -> None:
+def test_a_hubs_prefix_precedes_the_proxy(environ: dict[str, str], expected: str) -> None:
     assert url(**environ) == expected
 
 
@@ -224,27 +224,27 @@ def test_the_server_that_started_the_kernel_is_found_by_its_pid(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"pid": 1, "base_url": "/other/"}'])
-def test_a_file_that_is_not_of_this_server_is_not_believed(tmp_path: Path, content: str) -> None:
+def test_a_file_of_another_server_is_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "jpserver-77.json").write_text(content)
     environ = {"JUPYTER_RUNTIME_DIR": str(tmp_path), "JPY_PARENT_PID": "77"}
     assert parent_server(environ) == {}
     assert url(**environ) == LOCAL
 
 
-def test_without_a_server_the_port_is_reached_on_this_machine() -> None:
+def test_without_a_server_the_port_is_used_on_this_machine() -> None:
     for name in ("jupyter", "vscode", "terminal", "zeppelin", "script"):
         assert url(Host(name, "text")) == LOCAL
     assert url(Host("vscode", "widget"), JUPYTERHUB_SERVICE_PREFIX="/user/alice/") == LOCAL
 
 
-def test_code_server_says_how_its_ports_are_reached() -> None:
+def test_code_servers_variable_gives_the_url_of_ports() -> None:
     assert url(Host("vscode", "widget"), VSCODE_PROXY_URI="https://code.example/p/{{port}}/") == (
         "https://code.example/p/6006/tb/"
     )
 
 
-def test_a_kernel_that_a_cell_has_started_is_headless_though_it_has_the_notebooks_name(run_script: RunScript) -> None:
-    """As papermill in a cell starts one: with the whole environment of the kernel that it runs in."""
+def test_a_kernel_started_by_a_cell_is_headless_despite_the_notebooks_name(run_script: RunScript) -> None:
+    """papermill in a cell starts a kernel like this, with the whole environment of the cell's kernel."""
     said = run_script(
         """
         import os, subprocess, sys

@@ -13,7 +13,7 @@ NASTY = """<script>alert("1")</script>&'"""
 
 
 class Page(HTMLParser):
-    """Reads a page as a browser would: the tags in order, balanced or not, and the text."""
+    """Reads a page like a browser: the tags in order, the tags that are not closed, and the text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def any_state(request):
     return request.getfixturevalue(request.param)
 
 
-def test_is_balanced_and_runs_and_fetches_nothing(any_state):
+def test_the_html_is_balanced_and_has_no_scripts_or_requests(any_state):
     html = render_html(any_state, note="a note", left=12.0)
     page = Page(html)
     assert page.open == []
@@ -77,13 +77,13 @@ def test_the_sentence_comes_before_the_numbers(running):
     assert text.index("worker:0 and worker:1 train, epoch 2 of 3.") < text.index("30,720 rows")
 
 
-def test_a_state_is_a_word_not_only_a_colour(failed):
+def test_a_state_is_shown_by_a_word_not_only_a_colour(failed):
     text = Page(render_html(failed)).text
     assert "Failed" in text
     assert re.search(r"worker:0.*stopped.*worker:1.*failed", text, re.DOTALL)
 
 
-def test_the_failure_is_told_first_and_its_traceback_folded(failed):
+def test_the_failure_comes_first_and_its_traceback_is_folded(failed):
     html = render_html(failed)
     page = Page(html)
     assert page.text.index("label 10 is outside") < page.text.index("epoch".capitalize())
@@ -105,12 +105,12 @@ def test_a_screen_reader_finds_caption_headers_and_progress(running):
     assert page.with_attribute("aria-label", "TensorFlow cluster mnist")
 
 
-def test_a_share_beyond_its_end_stays_in_its_bar(running):
+def test_a_share_above_one_hundred_percent_is_limited(running):
     state = replace(running, feed=FeedProgress(partitions_done=9, partitions=7))
     assert Page(render_html(state)).with_attribute("aria-label", "feed")[0]["aria-valuenow"] == "100"
 
 
-def test_many_nodes_have_a_cell_each_and_the_troubled_ones_a_row(many):
+def test_many_nodes_have_a_cell_each_and_those_in_trouble_a_row(many):
     page = Page(render_html(many))
     cells = [attrs for _, attrs in page.tags if "t-cell" in (attrs.get("class") or "")]
     assert len(cells) == 64
@@ -127,7 +127,7 @@ def test_the_plan_shows_slots_and_no_numbers(planned):
     assert "Rows/s" not in text
 
 
-def test_the_time_left_is_shown_only_if_it_was_measured(running):
+def test_the_time_left_is_shown_only_if_known(running):
     assert "~ 58 s" in render_html(running, left=58.0)
     assert "~" not in Page(render_html(running)).text
 
@@ -147,24 +147,24 @@ def test_every_rule_of_the_style_is_confined_to_the_panel(running):
     assert all(selector.strip().startswith(".tfos-panel") for selector in selectors)
 
 
-def test_an_update_of_64_nodes_stays_small(many):
+def test_an_update_of_64_nodes_is_small(many):
     assert len(render_html(many).encode()) < 35_000
 
 
-def test_the_style_is_that_of_the_live_panel(running):
+def test_the_style_is_the_live_panels(running):
     rule = ".tfos-panel .t-dim{color:var(--t-dim)}"
     assert rule in Path(widgets.__file__).with_name("panel.css").read_text()
     assert rule in render_html(running)
 
 
-def test_where_the_style_is_stripped_no_colour_is_left(failed):
+def test_without_the_style_no_colours_remain(failed):
     without = re.sub(r"<style>.*?</style>", "", render_html(failed), flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-f]{3}|rgb|(?:color|background)\s*[:=]", without)
     assert set(re.findall(r'style="([^"]*)"', without)) == {"width:69%", "width:71%"}
     assert set(re.findall(r'stroke="([^"]*)"', without)) == {"currentColor"}
 
 
-def test_gpus_have_a_column_only_where_there_are_any(running, on_gpus):
+def test_gpus_have_a_column_only_if_nodes_have_any(running, on_gpus):
     assert "GPU" not in Page(render_html(running)).text
     text = Page(render_html(on_gpus)).text
     assert re.search(r"GPU.*83%.*41\.1 / 85\.0 GB.*GPU 1.*no GPU", text, re.DOTALL)
@@ -173,33 +173,33 @@ def test_gpus_have_a_column_only_where_there_are_any(running, on_gpus):
 
 def test_each_metric_has_its_curve(running):
     tags = [tag for tag, _ in Page(render_html(running)).tags]
-    assert tags.count("polyline") == 6  # of two nodes and the tiles, loss and accuracy
+    assert tags.count("polyline") == 6  # loss and accuracy, each of two nodes and of the tiles
 
 
-def test_the_log_is_folded_below_and_tells_who_wrote(running):
+def test_the_log_is_folded_and_names_the_node_of_each_line(running):
     text = Page(render_html(running)).text
     assert "the log's last 8 lines" in text
     assert re.search(r"\d\d:\d\d:\d\d worker:1\s+line 7 of the log", text)
 
 
-def test_a_generation_is_told_from_the_second_on(running):
+def test_the_generation_is_shown_from_the_second_on(running):
     assert "generation" not in Page(render_html(running)).text
     assert "generation 2" in Page(render_html(replace(running, generation=2))).text
 
 
-def test_each_node_tells_the_time_it_has_left(running):
+def test_each_node_shows_its_time_left(running):
     nodes = (replace(running.nodes[0], seconds_left=42.0), replace(running.nodes[1], seconds_left=400.0))
     text = Page(render_html(replace(running, nodes=nodes))).text
     assert "~ 42 s" in text
     assert "~ 7 min" in text
-    assert "~ 6 min 40 s" in text  # the whole cluster's is that of its last node
+    assert "~ 6 min 40 s" in text  # the cluster's time left is its slowest node's
 
 
-def test_half_a_surrogate_pair_in_an_error_can_be_sent(failed):
+def test_a_lone_surrogate_in_an_error_can_be_encoded(failed):
     render_html(replace(failed, error="worker:0: \ud800")).encode()
 
 
-def test_a_long_message_is_cut_and_the_whole_is_folded_below_it(failed):
+def test_a_long_message_is_shortened_and_folded_in_full_below(failed):
     long = "worker:1 on hdp-c02 (executor 2): ValueError: " + "a number 0.125 " * 300
     html = render_html(replace(failed, error=f"{long}\nTraceback (most recent call last):\n  frames\nValueError: no"))
     said, folded = html.split('<div class="t-say', 1)[1].split("<details>", 1)
@@ -209,42 +209,42 @@ def test_a_long_message_is_cut_and_the_whole_is_folded_below_it(failed):
     assert "Traceback (most recent call last)" in Page(html).text
 
 
-def test_however_long_an_error_is_its_page_stays_small(failed):
+def test_the_html_of_an_error_of_any_length_is_small(failed):
     short = len(render_html(failed))
     frames = "\n".join(f'  File "Cell In[4]", line {i}, in f{i}\n    f({i})' for i in range(20_000))
     state = replace(failed, error=f"worker:1: ValueError: {'x' * 10**6}\n{frames}\nValueError: {'y' * 10**6} the end")
     html = render_html(state)
     assert len(html) - short < 30_000
     assert "more characters)" in html
-    assert "in f19999" in html  # of a traceback the end is kept
+    assert "in f19999" in html  # the end of a traceback is kept
 
 
-def test_a_column_with_nothing_in_it_is_left_out_of_the_end(running):
+def test_a_column_without_values_is_omitted_at_the_end(running):
     ended = tuple(replace(node, cpu_percent=None, memory_bytes=None) for node in running.nodes)
     assert "CPU · mem" not in Page(render_html(replace(running, status=ClusterStatus.DONE, nodes=ended))).text
-    assert "CPU · mem" in Page(render_html(replace(running, nodes=ended))).text  # it may come yet
+    assert "CPU · mem" in Page(render_html(replace(running, nodes=ended))).text  # values may still come
 
 
-def test_the_gpus_name_is_text_and_the_whole_name_is_with_it(on_gpus):
+def test_the_gpus_short_name_is_text_with_its_full_name_as_title(on_gpus):
     page = Page(render_html(on_gpus))
     assert re.search(r"H100\s+83%", page.text)
     assert ("abbr", {"title": "NVIDIA H100 80GB HBM3"}) in page.tags
 
 
-def test_the_gpus_name_stays_when_what_it_does_is_no_more(running):
+def test_the_gpus_name_is_kept_when_its_use_is_unknown(running):
     nodes = tuple(replace(node, gpus=("0",), gpu_use=(GpuUse("NVIDIA H100 80GB HBM3"),) * 8) for node in running.nodes)
     assert "8 x H100" in Page(render_html(replace(running, status=ClusterStatus.DONE, nodes=nodes))).text
 
 
-def test_the_loss_and_three_metrics_have_a_column_each_with_a_curve(running):
+def test_the_loss_and_three_metrics_each_have_a_column_with_a_curve(running):
     values = {"val_loss": 0.2, "loss": 0.1, "val_accuracy": 0.8, "accuracy": 0.9, "lr": 0.1}
     curves = dict.fromkeys(values, (1.0, 2.0))
     nodes = tuple(replace(node, metrics=values, curves=curves) for node in running.nodes)
     page = Page(render_html(replace(running, nodes=nodes)))
     assert "LossAccuracyVal lossVal accuracyRows/s" in page.text
-    assert [tag for tag, _ in page.tags].count("polyline") == 10  # of two nodes, and two tiles
+    assert [tag for tag, _ in page.tags].count("polyline") == 10  # four of each of two nodes, and two tiles
 
 
-def test_a_line_of_the_log_that_is_cut_says_so(running):
+def test_a_shortened_line_of_the_log_says_so(running):
     log = (LogLine(1.7e9, "worker:0", "x" * 5000),)
     assert re.search(r"xxx… \(4,\d\d\d more characters\)", Page(render_html(replace(running, log=log))).text)

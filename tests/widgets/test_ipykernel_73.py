@@ -1,4 +1,4 @@
-"""Stop while a cell blocks, in a kernel of ipykernel 7.3: the version that comes before the one that is installed."""
+"""Stop while a cell blocks, in a kernel of ipykernel 7.3, which differs from the installed version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTALL_SECONDS = 60
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BlockingKernelClient]:
-    """A kernel of that version, which lies alone in a folder before all others."""
+    """A kernel of ipykernel 7.3, which is installed in a separate folder at the front of the path."""
     other = tmp_path / "ipykernel"
     command = [
         sys.executable,
@@ -58,7 +58,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Blocking
         manager.shutdown_kernel(now=True)
 
 
-def test_stop_reaches_a_blocked_kernel_of_ipykernel_73_too(kernel: BlockingKernelClient) -> None:
+def test_stop_reaches_a_blocked_kernel_of_ipykernel_73(kernel: BlockingKernelClient) -> None:
     run(kernel, "import ipykernel; print(ipykernel.__version__, end='')")
     assert message(kernel, "stream")["text"].startswith("7.3.")
     press_stop_while_a_cell_runs(kernel)

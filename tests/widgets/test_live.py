@@ -29,7 +29,7 @@ DEADLINE = 20
 
 
 class Recorded:
-    """A cluster whose next states are known; after the last one it stays as it is."""
+    """A cluster with a given sequence of states; it keeps the last one."""
 
     def __init__(self, *states):
         self.states = list(states)
@@ -57,7 +57,7 @@ def view_threads():
     return [thread for thread in threading.enumerate() if thread.name == "tfos-view"]
 
 
-def test_a_notebook_gets_one_output_that_is_replaced_and_ends_static(shell, running):
+def test_a_notebook_gets_one_output_that_is_updated_and_ends_static(shell, running):
     cluster = Recorded(running, running, done(running))
     with capture_output() as captured, LiveView(cluster, screen=NotebookScreen()):
         assert cluster.seen_last.wait(DEADLINE)
@@ -70,7 +70,7 @@ def test_a_notebook_gets_one_output_that_is_replaced_and_ends_static(shell, runn
     assert "Done in 2 min 11 s" in updates[-1]["data"]["text/plain"]
 
 
-def test_nothing_is_sent_while_nothing_changes(shell, running):
+def test_an_unchanged_state_is_not_sent_again(shell, running):
     screen = NotebookScreen()
     with capture_output() as captured:
         for _ in range(3):
@@ -93,7 +93,7 @@ def test_the_thread_ends_with_the_cluster(running):
         assert view.closed
 
 
-def test_a_display_that_fails_is_switched_off_and_logged_and_nothing_else(running, caplog):
+def test_a_failing_display_is_only_switched_off_and_logged(running, caplog):
     stream = io.StringIO()
     stream.close()
     with LiveView(Recorded(running), screen=LogScreen(stream)) as view:
@@ -108,7 +108,7 @@ def test_an_error_in_the_block_passes_through_the_view(running):
     assert not view_threads()
 
 
-def test_a_terminal_is_drawn_over_in_place(running):
+def test_a_terminal_is_redrawn_in_place(running):
     stream = Terminal()
     screen = TerminalScreen(stream)
     screen.draw(running, "", None)
@@ -119,7 +119,7 @@ def test_a_terminal_is_drawn_over_in_place(running):
     assert stream.getvalue().count("\n") == height
 
 
-def test_a_narrow_terminal_gets_no_line_that_wraps(running, monkeypatch):
+def test_lines_do_not_wrap_in_a_narrow_terminal(running, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "6")
     stream = Terminal()
@@ -129,7 +129,7 @@ def test_a_narrow_terminal_gets_no_line_that_wraps(running, monkeypatch):
     assert len([line for line in lines if line]) < 6
 
 
-def test_a_log_has_a_line_for_each_change_of_state_or_epoch_and_no_other(running):
+def test_a_log_has_lines_only_for_changes_of_state_or_epoch(running):
     stream = io.StringIO()
     screen = LogScreen(stream)
     screen.draw(running, "", None)
@@ -154,7 +154,7 @@ def test_a_log_names_a_few_of_many_nodes(many):
     assert stream.getvalue()[before:] == ended
 
 
-def test_at_a_prompt_only_the_outcome_is_told(running, failed):
+def test_at_a_prompt_only_the_outcome_is_printed(running, failed):
     stream = io.StringIO()
     screen = LastLineScreen(stream)
     screen.draw(running, "", None)
@@ -177,12 +177,12 @@ def test_at_a_prompt_only_the_outcome_is_told(running, failed):
         ("", io.StringIO(), LogScreen),
     ],
 )
-def test_the_screen_is_chosen_by_the_variable_or_by_the_place(value, stream, kind):
+def test_the_screen_is_chosen_by_the_variable_or_the_host(value, stream, kind):
     assert type(choose_screen({"TFOS_NB_PROGRESS": value}, stream)) is kind
 
 
 class KernelShell(InteractiveShell):
-    """A shell that has a kernel, as that of a notebook has."""
+    """A shell that has a kernel, like a notebook's."""
 
     kernel = Any()
 
@@ -210,11 +210,11 @@ def kernel_shell():
         ({"JPY_SESSION_NAME": "a.ipynb", "TFOS_NB_PROGRESS": "text"}, LogScreen),
     ],
 )
-def test_each_host_gets_what_it_can_show(kernel_shell, environ, kind):
+def test_each_host_gets_a_suitable_screen(kernel_shell, environ, kind):
     assert type(choose_screen(environ, io.StringIO())) is kind
 
 
-def test_without_anywidget_the_panel_is_one_of_ipywidgets_alone(kernel_shell, monkeypatch):
+def test_without_anywidget_the_panel_uses_only_ipywidgets(kernel_shell, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "tfos_nb.widgets.panel", raising=False)
     assert type(choose_screen({"TFOS_NB_PROGRESS": "widget"})) is PlainScreen
@@ -228,7 +228,7 @@ def test_without_any_widgets_the_panel_is_html(kernel_shell, monkeypatch):
     assert type(choose_screen({"TFOS_NB_PROGRESS": "widget"})) is NotebookScreen
 
 
-def test_on_zeppelin_the_output_is_cleared_and_written_anew_from_the_running_cell_alone(kernel_shell, running):
+def test_on_zeppelin_only_the_running_cell_clears_and_rewrites_its_output(kernel_shell, running):
     kernel_shell.user_ns["z"] = ZeppelinContext()
     screen = choose_screen({})
     assert type(screen) is ClearingScreen
@@ -239,18 +239,18 @@ def test_on_zeppelin_the_output_is_cleared_and_written_anew_from_the_running_cel
         screen.draw(running, "", None)
         assert captured._outputs == [first]
         screen.draw(replace(running, elapsed=140.0), "", None)
-    (second,) = captured._outputs  # the capture clears as a page does
+    (second,) = captured._outputs  # the capture clears its outputs like a page
     assert "2 min 11 s" in first["data"]["text/html"]
     assert "2 min 20 s" in second["data"]["text/html"]
     assert not any(output.get("update") or output.get("transient") for output in (first, second))
 
 
-def test_an_unknown_choice_of_screen_is_named_with_the_right_ones():
+def test_an_unknown_screen_is_refused_with_the_valid_ones():
     with pytest.raises(PlanError, match="TFOS_NB_PROGRESS must be one of auto, widget, html, text, none"):
         choose_screen({"TFOS_NB_PROGRESS": "fancy"})
 
 
-def test_the_time_left_follows_from_the_progress_seen_not_from_the_start(running, make_node):
+def test_the_time_left_is_computed_from_observed_progress(running, make_node):
     def at(elapsed, step):
         node = make_node("worker:0", epoch=1, epochs=1, step=step, steps=100)
         return replace(running, nodes=(node,), elapsed=elapsed)
@@ -269,7 +269,7 @@ def test_the_time_left_follows_from_the_progress_seen_not_from_the_start(running
     assert shown[1:] == pytest.approx([80.0, 70.0])
 
 
-def test_a_hint_is_gone_when_the_cluster_has_ended(running):
+def test_a_hint_is_removed_when_the_cluster_has_ended(running):
     stream = io.StringIO()
     view = LiveView(Recorded(running, done(running)), note="the note", screen=LogScreen(stream))
     view.hint("what to do next")
@@ -279,7 +279,7 @@ def test_a_hint_is_gone_when_the_cluster_has_ended(running):
     assert stream.getvalue().splitlines()[-1] == "the note"
 
 
-def test_the_screen_gets_the_stop_of_the_cluster_that_the_plan_has_become(running):
+def test_the_screen_gets_the_stop_of_the_launched_cluster(running):
     class Stoppable(Recorded):
         def request_stop(self):
             return "stopping"
@@ -308,7 +308,7 @@ def test_a_closed_view_closes_its_screen(running):
     assert closed == [True]
 
 
-def test_the_panel_of_a_running_cluster_is_shown_again_and_lives_on(shell, running, monkeypatch):
+def test_the_panel_of_a_running_cluster_is_shown_again_and_updated(shell, running, monkeypatch):
     monkeypatch.setenv("TFOS_NB_PROGRESS", "html")
     cluster = Recorded(running, running, running, done(running))
     with capture_output() as captured:
@@ -319,7 +319,7 @@ def test_the_panel_of_a_running_cluster_is_shown_again_and_lives_on(shell, runni
     assert "Done in" in captured._outputs[-1]["data"]["text/html"]
 
 
-def test_the_panel_of_an_ended_cluster_has_every_node_and_the_log_and_no_thread(shell, many, monkeypatch):
+def test_an_ended_clusters_panel_has_all_nodes_and_the_log_and_no_thread(shell, many, monkeypatch):
     monkeypatch.setenv("TFOS_NB_PROGRESS", "widget")
     with capture_output() as captured:
         show_panel(Recorded(done(many)))
@@ -330,8 +330,8 @@ def test_the_panel_of_an_ended_cluster_has_every_node_and_the_log_and_no_thread(
     assert "line 7 of the log" in output["data"]["text/html"]
 
 
-def test_what_a_cell_ended_is_drawn_before_the_cell_is_over(shell, running, monkeypatch):
-    """A headless run takes nothing in after its last cell; here the view's own thread never comes to draw."""
+def test_an_end_caused_by_a_cell_is_drawn_before_the_cell_ends(shell, running, monkeypatch):
+    """A headless run reads nothing after its last cell; in this test the view's own thread never draws."""
     monkeypatch.setattr("tfos_nb.widgets.live.PERIOD", 3600.0)
     cluster = Recorded(running)
     shell.user_ns["stop"] = lambda: cluster.states.__setitem__(0, done(running))
@@ -350,15 +350,15 @@ def test_what_a_cell_ended_is_drawn_before_the_cell_is_over(shell, running, monk
     assert shell.events.callbacks["post_run_cell"] == before
 
 
-def test_where_nothing_can_be_kept_up_to_date_the_panel_is_shown_once(running, capsys, monkeypatch):
+def test_without_updates_the_panel_is_shown_once(running, capsys, monkeypatch):
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     show_panel(Recorded(running))
     assert not view_threads()
     assert "worker:1" in capsys.readouterr().out
 
 
-def test_no_page_shows_a_clusters_button_before_its_press_is_wired(running):
-    """The view's thread draws meanwhile; an early press would find nobody."""
+def test_the_stop_button_appears_only_once_it_works(running):
+    """The view's thread draws in the meantime; an early press would have no effect."""
 
     class Slow(NoScreen):
         def __init__(self):
@@ -373,7 +373,7 @@ def test_no_page_shows_a_clusters_button_before_its_press_is_wired(running):
         def stop_with(self, stop):
             if stop is None:
                 return
-            for _ in range(2):  # the first may have begun before
+            for _ in range(2):  # the first drawing may have begun before
                 self.again.clear()
                 assert self.again.wait(DEADLINE)
             self.wired = True
@@ -387,7 +387,7 @@ def test_no_page_shows_a_clusters_button_before_its_press_is_wired(running):
 
 
 def shown_widths(text):
-    """How many columns of a terminal each line takes."""
+    """Return how many columns of a terminal each line takes."""
     wide = {"日", "本", "語", "の"}
     return [sum(2 if char in wide else 1 for char in line) for line in re.sub(r"\x1b\[\w*", "", text).splitlines()]
 
@@ -402,7 +402,7 @@ def test_wide_characters_do_not_wrap_the_terminals_lines(failed, monkeypatch):
 
 
 @pytest.mark.parametrize("screen", [TerminalScreen, LogScreen, LastLineScreen])
-def test_what_a_program_says_gives_a_terminal_no_commands(running, failed, screen):
+def test_output_of_a_program_cannot_control_the_terminal(running, failed, screen):
     nasty = "\x1b]0;title\x07\x1b[2J\u202e\x9b31m"
     stream = Terminal()
     shown = screen(stream)
@@ -410,11 +410,11 @@ def test_what_a_program_says_gives_a_terminal_no_commands(running, failed, scree
         shown.draw(state, f"note {nasty}", None)
         moved = tuple(replace(node, epoch=3, host=nasty) for node in state.nodes)
         shown.draw(replace(running, nodes=moved), f"other {nasty}", None)
-    text = re.sub(r"\x1b\[(\d+F|K|J)", "", stream.getvalue())  # those of the redraw itself
+    text = re.sub(r"\x1b\[(\d+F|K|J)", "", stream.getvalue())  # remove the redraw's own codes
     assert all(char == "\n" or char.isprintable() for char in text)
 
 
-def test_the_outcome_at_a_prompt_is_not_longer_than_a_sentence(failed):
+def test_the_outcome_at_a_prompt_is_short(failed):
     stream = io.StringIO()
     LastLineScreen(stream).draw(replace(failed, error="worker:0: " + "x" * 100_000), "", None)
     assert len(stream.getvalue()) < 700

@@ -14,7 +14,7 @@ LONG = f"worker:1 on hdp-c02: ValueError: no\n{TRACEBACK}\n" + "\n".join(f"  fra
 
 
 def size(model):
-    """The bytes of a message, as Jupyter packs it."""
+    """Return the bytes of a message, as Jupyter encodes it."""
     return len(json_packer(model))
 
 
@@ -24,7 +24,7 @@ def nodes_of(model):
 
 @pytest.fixture
 def full(running, make_node):
-    """A cluster of any size in which everything that can be long is long."""
+    """Return a function that makes a cluster of any size in which all texts are long."""
 
     def make(count, **changes):
         nodes = tuple(
@@ -48,7 +48,7 @@ def full(running, make_node):
 
 
 @pytest.mark.parametrize("count", [1, 12, 13, 64, 65, 1000])
-def test_a_message_fits_the_budget_however_much_there_is_to_say(full, count):
+def test_a_message_of_any_state_fits_the_budget(full, count):
     assert len(LONG) > 10_000
     model = page_model(full(count), note="n" * 1000, left=99.0, said="s" * 1000)
     assert size(model) <= BUDGET
@@ -56,7 +56,7 @@ def test_a_message_fits_the_budget_however_much_there_is_to_say(full, count):
     assert len(model["nodes"]) == min(count, 64)
 
 
-def test_most_of_the_log_is_there_when_64_nodes_run_well(full):
+def test_most_of_the_log_is_sent_when_64_nodes_run_well(full):
     model = page_model(replace(full(64), error="", plan=""))
     assert 2_000 < len(json.dumps(model["log"])) < 6_000
 
@@ -70,7 +70,7 @@ def test_texts_of_any_characters_fit_the_budget(full, strange):
     assert size(page_model(state, note=strange, said=strange)) <= BUDGET
 
 
-def test_of_more_nodes_than_fit_those_in_trouble_are_there_and_a_sign_for_each_other(full):
+def test_of_too_many_nodes_those_in_trouble_are_sent_and_a_letter_for_each(full):
     state = full(1000)
     nodes = list(state.nodes)
     nodes[977] = replace(nodes[977], status=NodeStatus.LOST)
@@ -81,7 +81,7 @@ def test_of_more_nodes_than_fit_those_in_trouble_are_there_and_a_sign_for_each_o
     assert model["roles"] == [["worker", 0, 1000]]
 
 
-def test_names_are_told_by_role_and_one_by_one_where_they_do_not_count_up():
+def test_names_are_sent_as_ranges_by_role():
     names = ("chief:0", "worker:0", "worker:1", "worker:5", "ps:0", "odd", "odd:x")
     model = page_model(ClusterState("m", nodes=tuple(NodeState(name) for name in names)))
     assert model["roles"] == [
@@ -89,18 +89,18 @@ def test_names_are_told_by_role_and_one_by_one_where_they_do_not_count_up():
     ]  # fmt: skip
 
 
-def test_of_more_nodes_than_a_message_holds_a_character_each_something_is_shown():
+def test_of_20_000_nodes_only_the_ranges_of_names_are_sent():
     nodes = tuple(NodeState(f"worker:{number}") for number in range(20_000))
     model = page_model(ClusterState("m", nodes=nodes))
     assert (model["nodes"], model["roles"]) == ([], [["worker", 0, 20_000]])
 
 
-def test_few_nodes_stay_in_the_order_of_the_plan(running):
+def test_few_nodes_keep_the_order_of_the_plan(running):
     nodes = (running.nodes[0], replace(running.nodes[1], status=NodeStatus.FAILED))
     assert [node["name"] for node in nodes_of(page_model(replace(running, nodes=nodes)))] == ["worker:0", "worker:1"]
 
 
-def test_a_node_is_told_in_words(on_gpus):
+def test_a_nodes_values_are_formatted(on_gpus):
     model = page_model(on_gpus)
     first, second, third = nodes_of(model)
     assert (first["epoch"], first["step"], first["percent"]) == ("2/3", "412/600", 69)
@@ -112,7 +112,7 @@ def test_a_node_is_told_in_words(on_gpus):
     assert [model["states"][node["state"]] for node in (first, third)] == [("training", "run"), ("serving", "ok")]
 
 
-def test_values_that_json_does_not_know_are_words(running, make_node):
+def test_values_without_a_json_form_become_words(running, make_node):
     odd = make_node("worker:0", metrics={"loss": math.nan}, curves={"loss": (1.0, math.nan, math.inf, 0.5)})
     model = page_model(replace(running, nodes=(odd,)))
     json_packer(model)
@@ -121,7 +121,7 @@ def test_values_that_json_does_not_know_are_words(running, make_node):
     assert node["curves"][0][0] == "_~~0"
 
 
-def test_time_alone_changes_nothing(running):
+def test_passing_time_alone_is_not_a_change(running):
     later = replace(
         running,
         elapsed=140.0,
@@ -130,7 +130,7 @@ def test_time_alone_changes_nothing(running):
     assert change_key(later) == change_key(running)
 
 
-def test_a_node_that_falls_silent_is_a_change_and_its_growing_silence_is_none(running):
+def test_a_node_falling_silent_is_a_change_but_longer_silence_is_not(running):
     def silent(age):
         nodes = (running.nodes[0], replace(running.nodes[1], heartbeat_age=age))
         return change_key(replace(running, nodes=nodes))
@@ -142,16 +142,16 @@ def test_a_node_that_falls_silent_is_a_change_and_its_growing_silence_is_none(ru
 @pytest.mark.parametrize(
     "change", [{"status": ClusterStatus.STOPPING}, {"generation": 2}, {"log": ()}, {"error": "worker:0: no"}]
 )
-def test_what_a_reader_would_see_is_a_change(running, change):
+def test_visible_differences_are_changes(running, change):
     assert change_key(replace(running, **change)) != change_key(running)
 
 
-def test_the_users_own_line_is_taken_out_of_the_traceback(failed):
+def test_the_users_line_is_extracted_from_the_traceback(failed):
     model = page_model(failed)
     assert model["own"] == ["cell 4, line 12, in main", "model.fit(ctx.dataset(batch_size=128), epochs=3)"]
 
 
-def test_the_innermost_line_that_is_not_a_librarys_is_the_users_own(failed):
+def test_the_users_line_is_the_innermost_outside_libraries(failed):
     rest = """
   File "Cell In[7]", line 3, in main
     train(model)
@@ -168,7 +168,7 @@ def test_a_long_traceback_keeps_its_end(full):
     assert page_model(full(64))["trace"].splitlines()[-1] == "  frame 899"
 
 
-def test_the_button_is_there_only_while_there_is_something_to_stop(running, planned):
+def test_the_button_is_shown_only_while_nodes_can_be_stopped(running, planned):
     shown = {status: page_model(replace(running, status=status))["stoppable"] for status in ClusterStatus}
     assert {status.value for status, can in shown.items() if can} == {"STARTING", "RUNNING", "RECOVERING", "STOPPING"}
     assert not page_model(running, stoppable=False)["stoppable"]
@@ -190,11 +190,11 @@ def test_a_curve_is_a_short_string(values, points, drawn):
     assert quantise(values, points) == drawn
 
 
-def test_a_gap_parts_the_line():
+def test_a_gap_splits_the_line():
     assert svg_lines((0.0, 1.0, math.nan, 0.5, 0.5), 100, 16) == ["0,14.5 25,1.5", "75,7.9 100,7.9"]
 
 
-def test_the_time_left_is_that_of_the_last_node(running):
+def test_the_time_left_is_the_slowest_nodes(running):
     nodes = (replace(running.nodes[0], seconds_left=20.0), replace(running.nodes[1], seconds_left=70.0))
     assert page_model(replace(running, nodes=nodes), left=5.0)["left"] == 70
     assert page_model(running, left=5.0)["left"] == 5
@@ -202,7 +202,7 @@ def test_the_time_left_is_that_of_the_last_node(running):
 
 
 @pytest.mark.parametrize("count", [2, 64, 1000])
-def test_the_loss_and_three_metrics_are_sent_with_a_curve_each(full, count):
+def test_the_loss_and_three_metrics_are_each_sent_with_a_curve(full, count):
     names = ("val_loss", "auc", "loss", "val_auc", "lr")
     state = full(count, detail="")
     nodes = tuple(
@@ -221,7 +221,7 @@ def test_the_loss_and_three_metrics_are_sent_with_a_curve_each(full, count):
     assert size(model) <= BUDGET
 
 
-def test_the_metrics_are_in_the_same_order_whatever_came_first(running):
+def test_the_order_of_metrics_does_not_depend_on_arrival(running):
     def columns(*names):
         nodes = (replace(running.nodes[0], metrics=dict.fromkeys(names, 1.0)), running.nodes[1])
         return page_model(replace(running, nodes=nodes))["metrics"]
@@ -230,7 +230,7 @@ def test_the_metrics_are_in_the_same_order_whatever_came_first(running):
     assert columns("val_loss", "f1", "auc", "loss") == ["Loss", "Accuracy", "Auc", "F1"]
 
 
-def test_the_domain_that_all_hosts_share_is_sent_once(full):
+def test_the_common_domain_of_hosts_is_sent_once(full):
     state = full(64)
     nodes = tuple(replace(node, host=f"node-{i}.data.example") for i, node in enumerate(state.nodes))
     model = page_model(replace(state, nodes=nodes))
@@ -240,7 +240,7 @@ def test_the_domain_that_all_hosts_share_is_sent_once(full):
     assert page_model(replace(state, nodes=addresses))["domain"] == ""
 
 
-def test_a_line_of_the_log_that_is_cut_says_how_much_is_missing(running):
+def test_a_shortened_line_of_the_log_says_how_much_is_missing(running):
     model = page_model(replace(running, log=(LogLine(0.0, "worker:0", "x" * 1000),)))
     [[_, _, text]] = model["log"]
     kept, _, missing = text.partition("… (")

@@ -18,16 +18,16 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Wire(BaseComm):
-    """A comm whose other end is this test."""
+    """A comm that records its messages for the test."""
 
-    messages: list[tuple[str, str, dict]] = []  # noqa: RUF012 - the fixture puts a new one here
+    messages: list[tuple[str, str, dict]] = []  # noqa: RUF012 - the fixture replaces it
 
     def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
         self.messages.append((self.comm_id, msg_type, data or {}))
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self):
         self.now = 100.0
@@ -68,7 +68,7 @@ def later(state, **changes):
 
 
 def press(screen):
-    """What the page sends when Stop is pressed, through the widget's own handling of messages."""
+    """Send the page's message for Stop through the widget's own handling of messages."""
     if isinstance(screen, PanelScreen):
         target, content = screen.widgets[0], {"kind": "stop"}
     else:
@@ -77,7 +77,7 @@ def press(screen):
     target._handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
 
 
-def test_one_bundle_has_the_widget_the_html_and_the_text(screen, running):
+def test_the_output_has_the_widget_the_html_and_the_text(screen, running):
     with capture_output() as captured:
         screen.draw(running, "a note", None)
         screen.draw(later(running, step=500), "a note", None)
@@ -88,7 +88,7 @@ def test_one_bundle_has_the_widget_the_html_and_the_text(screen, running):
     assert "a note" in output["data"]["text/html"]
 
 
-def test_all_that_the_page_needs_after_a_reload_is_in_the_synced_state(panel, running):
+def test_the_synced_state_is_sufficient_after_a_reload(panel, running):
     with capture_output():
         panel.draw(running, "", None)
     state = panel.widgets[0].get_state()
@@ -100,7 +100,7 @@ def test_all_that_the_page_needs_after_a_reload_is_in_the_synced_state(panel, ru
     assert not state["outcome"]
 
 
-def test_the_outcome_goes_to_the_page_too_which_may_not_know_its_output_any_more(panel, wire, running):
+def test_the_outcome_is_also_sent_to_the_widget(panel, wire, running):
     with capture_output() as captured:
         panel.draw(running, "", None)
         shown = panel.widgets[0]
@@ -109,7 +109,7 @@ def test_the_outcome_goes_to_the_page_too_which_may_not_know_its_output_any_more
     assert set(shown.outcome) == {"text/html", "text/plain"}
 
 
-def test_a_change_is_sent_and_the_same_state_is_not(panel, wire, clock, running):
+def test_only_changed_states_are_sent(panel, wire, clock, running):
     with capture_output():
         panel.draw(running, "", None)
         for _ in range(5):
@@ -120,7 +120,7 @@ def test_a_change_is_sent_and_the_same_state_is_not(panel, wire, clock, running)
     assert [cluster["nodes"][0][5] for cluster in updates(wire)] == ["412/600", "500/600"]
 
 
-def test_time_alone_is_sent_once_in_five_seconds(panel, wire, clock, running):
+def test_passing_time_alone_is_sent_once_in_five_seconds(panel, wire, clock, running):
     with capture_output():
         for half in range(25):
             clock.now = 100.0 + half / 2
@@ -128,7 +128,7 @@ def test_time_alone_is_sent_once_in_five_seconds(panel, wire, clock, running):
     assert [cluster["elapsed"] for cluster in updates(wire)] == [131.0, 136.0, 141.0]
 
 
-def test_the_page_gets_at_most_two_messages_a_second_and_misses_no_last_state(panel, wire, clock, running):
+def test_the_page_gets_two_messages_a_second_at_most_and_the_last_state(panel, wire, clock, running):
     with capture_output():
         for tenth in range(21):
             clock.now = 100.0 + tenth / 10
@@ -139,7 +139,7 @@ def test_the_page_gets_at_most_two_messages_a_second_and_misses_no_last_state(pa
     assert updates(wire)[-1]["nodes"][0][5] == "20/600"
 
 
-def test_at_the_end_the_same_output_holds_html_alone(screen, wire, running):
+def test_at_the_end_the_same_output_has_only_html(screen, wire, running):
     ended = replace(later(running, status=NodeStatus.DONE), status=ClusterStatus.DONE)
     with capture_output() as captured:
         screen.draw(running, "", None)
@@ -154,8 +154,8 @@ def test_at_the_end_the_same_output_holds_html_alone(screen, wire, running):
     assert not screen.widgets
 
 
-def test_a_page_that_was_loaded_anew_sees_the_end_in_the_widget(panel, wire, running):
-    """It knows the output no more, so the HTML does not reach it; the widget is there, and is told at once."""
+def test_a_reloaded_page_sees_the_end_in_the_widget(panel, wire, running):
+    """It does not know the output, so the HTML does not reach it, but its widget is updated at once."""
     ended = replace(later(running, status=NodeStatus.DONE), status=ClusterStatus.DONE)
     with capture_output():
         panel.draw(running, "", None)
@@ -177,7 +177,7 @@ def test_widgets_of_clusters_that_ended_long_ago_are_closed(wire, shell, clock, 
     assert closed == set(opened[: len(opened) // (KEPT + 1)]), "the first one's, and no other"
 
 
-def test_a_view_that_is_closed_before_the_end_leaves_html_behind(screen, running):
+def test_a_view_closed_before_the_end_leaves_html(screen, running):
     class Running:
         def snapshot(self):
             return running
@@ -188,7 +188,7 @@ def test_a_view_that_is_closed_before_the_end_leaves_html_behind(screen, running
     assert set(captured._outputs[-1]["data"]) == {"text/html", "text/plain"}
 
 
-def test_a_cluster_that_has_ended_already_is_shown_without_a_widget(screen, wire, failed):
+def test_an_ended_cluster_is_shown_without_a_widget(screen, wire, failed):
     with capture_output() as captured:
         screen.draw(failed, "", None)
     assert [set(output["data"]) for output in captured._outputs] == [{"text/html", "text/plain"}]
@@ -209,7 +209,7 @@ def test_the_button_calls_the_cluster_and_its_answer_is_shown(screen, clock, run
         assert screen.widgets[0].cluster["said"] == screen.said
 
 
-def test_a_stop_that_fails_is_told_to_the_user(screen, running, caplog):
+def test_a_failed_stop_is_shown_to_the_user(screen, running, caplog):
     def stop():
         raise OSError("the door is shut")
 
@@ -221,14 +221,14 @@ def test_a_stop_that_fails_is_told_to_the_user(screen, running, caplog):
     assert "could not be asked" in caplog.text
 
 
-def test_a_cluster_without_a_way_to_stop_says_what_to_do_instead(screen, running):
+def test_a_cluster_without_a_stop_function_says_what_to_do_instead(screen, running):
     with capture_output():
         screen.draw(running, "", None)
         press(screen)
     assert "%tfos_stop" in screen.said
 
 
-def test_other_messages_of_a_page_do_nothing(panel, running):
+def test_other_messages_of_a_page_are_ignored(panel, running):
     pressed = []
     panel.stop_with(lambda: pressed.append(1) or "")
     with capture_output():
@@ -240,7 +240,7 @@ def test_other_messages_of_a_page_do_nothing(panel, running):
 
 
 def ask(panel, wire, kind="curves", **question):
-    """What the page sends for a chart or for stacks, and the answer."""
+    """Send the page's request for a chart or for stacks; return the answer."""
     content = {"kind": kind, **question}
     message = {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
     panel.widgets[0]._handle_msg(message)
@@ -257,7 +257,7 @@ def test_a_page_without_a_server_gets_a_charts_numbers_by_message(panel, wire, r
     assert asked == [{"metric": "loss", "by": "", "node": "worker:1"}]
 
 
-def test_a_chart_that_cannot_be_made_says_why(panel, wire, running):
+def test_a_failed_chart_shows_the_reason(panel, wire, running):
     def no_such_node(metric, by, node):
         raise ValueError(f"no node {node!r}")
 
@@ -293,7 +293,7 @@ def test_the_plan_becomes_a_cluster_in_the_same_panel(panel, wire, clock, planne
     assert [(cluster["id"], cluster["stoppable"]) for cluster in updates(wire)] == [("", False), ("k3f9a2b7c1", True)]
 
 
-def test_the_plain_panel_has_a_button_only_while_there_is_something_to_stop(wire, shell, planned, running):
+def test_the_plain_panel_has_a_button_only_while_nodes_can_be_stopped(wire, shell, planned, running):
     screen = PlainScreen()
     with capture_output():
         screen.draw(planned, "", None)
@@ -306,11 +306,11 @@ def test_the_plain_panel_has_a_button_only_while_there_is_something_to_stop(wire
     assert button.description == "Cancel now"
 
 
-def test_a_message_of_the_page_goes_to_the_shell_that_it_was_sent_to():
+def test_a_message_of_the_page_is_handled_by_its_target_shell():
     comm = pytest.importorskip("ipykernel.comm.comm").BaseComm(target_name="test", comm_id="1")
     if not hasattr(comm, "_reply_subshell_for"):
         pytest.skip("this ipykernel leaves messages on the shell that they were sent to")
-    comm._reply_subshell_id = None  # as after a publication from the main shell
+    comm._reply_subshell_id = None  # its state after a publication from the main shell
     assert comm._reply_subshell_for({}, "subshell") is None
     answer_on_any_shell(comm)
     assert comm._reply_subshell_for({}, "subshell") == "subshell"

@@ -24,7 +24,7 @@ screen.draw_curves_with(lambda metric, by, node: {"metrics": [metric], "by": by,
 screen.draw(running, "", None)
 """
 
-# The cell draws and then blocks the main shell, as a training in the foreground does.
+# The cell draws and then blocks the main shell, like a training in the foreground.
 BLOCK = f"""
 screen.draw(replace(running, generation=2), "", None)
 print("blocked", end="", flush=True)
@@ -36,7 +36,7 @@ END = "screen.draw(replace(running, status=ClusterStatus.STOPPED), '', None)"
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
-    """A kernel of its own, and a client of it."""
+    """A client of a new kernel."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     manager = KernelManager()
@@ -64,9 +64,9 @@ def run(kernel, code):
 
 
 def reply_to(request, channel):
-    """Wait for the reply to a request, and return it; each request of the shell's waits for the reply before it.
+    """Wait for the reply to a request, and return it; the tests send each shell request after the previous reply.
 
-    ipykernel 7.0 to 7.3 may never read one that comes while they send a reply:
+    ipykernel 7.0 to 7.3 may never read a request that arrives while they send a reply:
     https://github.com/ipython/ipykernel/pull/1529, https://github.com/ipython/ipykernel/issues/1554.
     """
     while True:
@@ -76,7 +76,7 @@ def reply_to(request, channel):
 
 
 def subshell(kernel):
-    """Make a subshell, as JupyterLab does for the messages of widgets."""
+    """Create a subshell, as JupyterLab does for the messages of widgets."""
     request = kernel.session.msg("create_subshell_request")
     kernel.control_channel.send(request)
     reply = reply_to(request["header"]["msg_id"], kernel.control_channel)
@@ -93,7 +93,7 @@ def press_of(kernel, comm, content, other):
 
 
 def press_while_blocked(kernel, comm, content, other):
-    """Press a button of a widget's while a cell runs; return what the cell says of it."""
+    """Press a widget's button while a cell runs; return what the cell prints about it."""
     cell = kernel.execute(BLOCK)
     message(kernel, "stream", text="blocked")
     kernel.shell_channel.send(press_of(kernel, comm, content, other))
@@ -114,13 +114,13 @@ def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(
     assert set(ended["data"]) == {"text/html", "text/plain"}
 
 
-def test_a_charts_numbers_come_while_a_cell_runs(kernel):
+def test_a_charts_numbers_are_sent_while_a_cell_runs(kernel):
     other = subshell(kernel)
     run(kernel, SHOW)
     comm = message(kernel, "display_data")["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
     cell = kernel.execute(BLOCK)
     message(kernel, "stream", text="blocked")
-    for asked in (1, 2):  # the answer itself must not send the next question to the busy shell
+    for asked in (1, 2):  # the answer must not make the next request go to the busy shell
         question = {"kind": "curves", "asked": asked, "metric": "loss", "by": "step", "node": "worker:0"}
         kernel.shell_channel.send(press_of(kernel, comm, question, other))
         answer = message(kernel, "comm_msg", comm_id=comm)["data"]
@@ -133,7 +133,7 @@ def test_a_charts_numbers_come_while_a_cell_runs(kernel):
     reply_to(cell, kernel.shell_channel)
 
 
-def test_the_button_of_ipywidgets_alone_reaches_the_cluster_while_a_cell_runs(kernel):
+def test_the_plain_panels_button_reaches_the_cluster_while_a_cell_runs(kernel):
     other = subshell(kernel)
     run(kernel, SHOW.replace("widgets.panel import PanelScreen", "widgets.plain import PlainScreen as PanelScreen"))
     message(kernel, "display_data")

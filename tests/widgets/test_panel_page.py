@@ -1,4 +1,4 @@
-"""The panel's page in a real browser: ``panel.js`` and ``panel.css`` as they are, fed by ``model.py``."""
+"""The panel's page in a real browser: the real ``panel.js`` and ``panel.css``, with messages of ``model.py``."""
 
 import re
 from dataclasses import replace
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.browser
 START = 1_700_000_000
 NASTY = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;"'`${1}"""
 STOP = "api/clusters/k3f9a2b7c1/stop"
-# The clipboard is asked for only by a page that has the focus; what the panel writes there is looked at in the page.
+# Only a focused page may use the clipboard, so the text that the panel copies is read in the page.
 CURVES = {"loss": (4.0, 2.0, 1.0), "accuracy": (0.1, 0.5), "val_loss": (3.0, 2.0), "val_accuracy": (0.2, 0.4)}
 MEASURED = {"metrics": {name: values[-1] for name, values in CURVES.items()}, "curves": CURVES}
 GPU = {"gpus": ("0",), "gpu_use": (GpuUse("NVIDIA H100 80GB HBM3", 100.0, 41_100_000_000, 85_000_000_000),)}
-# What is wider than its place, of the elements that can be seen.
+# The visible elements that are wider than their place.
 CUT = """selector => [...document.querySelectorAll(selector)].filter((e) => e.offsetParent
     && [e, ...e.querySelectorAll('*'), e.closest('th, td') || e].some((one) => one.scrollWidth > one.clientWidth
         && getComputedStyle(one).display !== 'inline')).map((e) => e.textContent)"""
-# What JupyterLab does of a widget whose kernel was restarted.
+# JupyterLab's treatment of a widget whose kernel was restarted.
 DEAD = "void (model.send = () => { throw new Error('Cannot send') })"
 CLIPBOARD = "navigator.clipboard.writeText = async (text) => { window.copied = text }"
 
@@ -94,18 +94,18 @@ class Panel:
         return self.page.locator(".t-log .t-line:visible").all_inner_texts()
 
     def settle(self):
-        """Let the server hear what the page has asked so far."""
+        """Wait until the server has received the page's requests so far."""
         self.page.evaluate("fetch('/marker').then((answer) => answer.text())")
         self.server.requests = [request for request in self.server.requests if request.path != "/marker"]
 
     def until(self, expression):
-        """Wait for what only an answer of the server brings about."""
+        """Wait for a condition that an answer of the server makes true."""
         self.page.wait_for_function(expression)
 
 
 @pytest.fixture
 def open_panel(browser, site):
-    """Open pages; none of them may complain."""
+    """Return a function that opens pages; none of them may log an error."""
     site.forget()
     opened = []
 
@@ -157,7 +157,7 @@ def test_every_node_is_shown_with_its_numbers(panel, on_gpus):
     assert panel.page.locator("tbody .t-c-gpu").first.get_attribute("title") == "NVIDIA H100 80GB HBM3"
 
 
-def test_the_head_tells_name_state_size_time_and_generation(panel, running):
+def test_the_head_shows_name_state_size_time_and_generation(panel, running):
     panel.start(running)
     assert re.split(r"\s*\n\s*", panel.text(".t-head")) == [
         "mnist", "Training", "2 workers", "2 min 11 s", "Plan", "TensorBoard ↗", "■ Stop",
@@ -166,7 +166,7 @@ def test_the_head_tells_name_state_size_time_and_generation(panel, running):
     assert "generation 2" in panel.text(".t-head")
 
 
-def test_the_tiles_tell_how_far_how_good_how_fast_and_how_long_still(panel, running):
+def test_the_tiles_show_progress_metrics_rate_and_time_left(panel, running):
     panel.start(running, left=58.0)
     tiles = [tile.split("\n") for tile in panel.page.locator(".t-tile:visible").all_inner_texts()]
     assert tiles == [
@@ -179,7 +179,7 @@ def test_the_tiles_tell_how_far_how_good_how_fast_and_how_long_still(panel, runn
     ]
 
 
-def test_a_failure_shows_the_users_own_line_and_folds_the_traceback(panel, failed):
+def test_a_failure_shows_the_users_line_and_folds_the_traceback(panel, failed):
     panel.start(failed)
     said = panel.text(".t-say:visible")
     assert "ValueError: label 10 is outside 0…9" in said
@@ -191,14 +191,14 @@ def test_a_failure_shows_the_users_own_line_and_folds_the_traceback(panel, faile
     assert not panel.button("■ Stop").is_visible()
 
 
-def test_the_plan_is_shown_in_place_of_numbers_before_the_launch(panel, planned):
+def test_before_the_launch_the_plan_is_shown_instead_of_numbers(panel, planned):
     panel.start(planned)
     assert panel.page.locator("thead th:visible").all_inner_texts() == ["Node", "Slot"]
     assert panel.column("t-c-step")[0].strip() == "1 CPU, fed from Spark"
     assert not panel.page.locator(".t-sum, .t-log, .t-grid").locator("visible=true").count()
 
 
-def test_the_plan_folds_out(panel, running):
+def test_the_plan_can_be_expanded(panel, running):
     panel.start(running)
     assert panel.button("Plan").get_attribute("aria-expanded") == "false"
     panel.button("Plan").click()
@@ -206,7 +206,7 @@ def test_the_plan_folds_out(panel, running):
     assert panel.text(".t-plan") == "cluster mnist: 2 nodes, input from spark"
 
 
-def test_64_nodes_have_a_cell_each_and_the_troubled_ones_a_row(panel, many):
+def test_64_nodes_have_a_cell_each_and_those_in_trouble_a_row(panel, many):
     panel.start(many)
     cells = panel.page.locator(".t-cell")
     assert cells.count() == 64
@@ -220,7 +220,7 @@ def test_64_nodes_have_a_cell_each_and_the_troubled_ones_a_row(panel, many):
     assert panel.page.get_by_role("button", name="Show 5").get_attribute("aria-expanded") == "true"
 
 
-def test_of_a_thousand_nodes_each_has_a_cell_and_the_worst_64_can_be_seen(panel, many):
+def test_of_1000_nodes_each_has_a_cell_and_the_worst_64_can_be_shown(panel, many):
     nodes = tuple(node(f"worker:{i}", number=i % 60) for i in range(1000))
     lost = replace(nodes[977], status=NodeStatus.LOST)
     panel.start(replace(many, nodes=(*nodes[:977], lost, *nodes[978:])))
@@ -233,14 +233,14 @@ def test_of_a_thousand_nodes_each_has_a_cell_and_the_worst_64_can_be_seen(panel,
 
 @pytest.mark.parametrize("width", [1100, 700, 460])
 @pytest.mark.parametrize("kind", ["planned", "running", "on_gpus", "failed", "many"])
-def test_nothing_sticks_out_of_the_page(open_panel, kind, width, request):
+def test_nothing_is_wider_than_the_page(open_panel, kind, width, request):
     panel = open_panel(width=width)
     panel.start(request.getfixturevalue(kind))
     assert panel.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert panel.page.evaluate("document.querySelector('.tfos-panel').clientWidth") > width - 50
 
 
-def test_columns_and_tiles_keep_their_places_while_numbers_change(panel, on_gpus):
+def test_columns_and_tiles_do_not_move_when_numbers_change(panel, on_gpus):
     places = """[...document.querySelectorAll('th, .t-tile, .t-head > *, .t-end > *:not(:first-child)')].map((e) => {
         const box = e.getBoundingClientRect(); return [box.left, box.top, box.width, box.height] })"""
     panel.start(on_gpus, left=5.0)
@@ -256,9 +256,7 @@ def test_columns_and_tiles_keep_their_places_while_numbers_change(panel, on_gpus
 @pytest.mark.parametrize(
     ("width", "gpu", "shown"), [(1100, False, 4), (880, False, 4), (1100, True, 4), (880, True, 2)]
 )
-def test_the_loss_and_three_metrics_have_a_curve_each_as_far_as_there_is_room(
-    open_panel, running, many, kind, width, gpu, shown
-):
+def test_as_many_metrics_with_curves_are_shown_as_fit(open_panel, running, many, kind, width, gpu, shown):
     state = changed(many if kind == "many" else running, **MEASURED, **(GPU if gpu else {}))
     panel = open_panel(width=width)
     panel.start(state)
@@ -271,14 +269,14 @@ def test_the_loss_and_three_metrics_have_a_curve_each_as_far_as_there_is_room(
 
 
 @pytest.mark.parametrize("width", [1100, 925, 880])
-def test_the_time_left_of_a_node_is_seen_with_its_unit(open_panel, running, width):
+def test_the_time_left_of_a_node_is_visible_with_its_unit(open_panel, running, width):
     panel = open_panel(width=width)
     panel.start(changed(running, seconds_left=5920.0))
     assert panel.column("t-c-left") == ["~ 99 min", "~ 99 min"]
     assert panel.page.evaluate(CUT, "tbody .t-c-left") == []
 
 
-def test_a_metric_without_a_curve_is_in_the_middle_of_its_cell(panel, running):
+def test_a_metric_without_a_curve_is_centred_in_its_cell(panel, running):
     panel.start(changed(running, curves={}))
     middles = """(() => { const cell = document.querySelector('tbody .t-c-metric');
         const middle = (box) => (box.top + box.bottom) / 2;
@@ -292,7 +290,7 @@ def test_a_number_is_not_wider_than_its_tile(open_panel, running):
     assert panel.page.evaluate(CUT, ".t-tile b") == []
 
 
-def test_the_gpus_name_is_text_that_can_be_seen_and_the_whole_name_is_said_with_its_use(panel, on_gpus):
+def test_the_gpus_short_name_is_visible_and_its_full_name_is_spoken(panel, on_gpus):
     panel.start(on_gpus)
     assert panel.page.locator("tbody .t-c-gpu").first.inner_text().split("\n")[0] == "H100"
     assert panel.page.locator("tbody .t-c-gpu abbr").first.get_attribute("title") == "NVIDIA H100 80GB HBM3"
@@ -300,8 +298,8 @@ def test_the_gpus_name_is_text_that_can_be_seen_and_the_whole_name_is_said_with_
     assert said == "NVIDIA H100 80GB HBM3: 83 percent"
 
 
-def test_the_html_that_takes_the_panels_place_is_as_wide_as_it(panel, running):
-    """JupyterLab has this padding beside HTML."""
+def test_the_html_that_replaces_the_panel_has_the_same_width(panel, running):
+    """JupyterLab adds this padding beside HTML."""
     panel.page.set_content(f"""<main style="width:800px"><style>.jp-RenderedHTMLCommon {{ padding-right: 20px }}</style>
         <div class="jp-RenderedHTMLCommon">{render_html(running)}</div></main>""")
     assert panel.page.evaluate("document.querySelector('.tfos-panel').offsetWidth") == 800
@@ -333,7 +331,7 @@ def test_an_update_keeps_focus_search_selection_and_scroll(panel, running):
     assert len([line for line in panel.lines() if "line 1" in line]) == len(panel.lines()) == 12
 
 
-def test_the_log_follows_its_end_as_long_as_nobody_scrolls_up(panel, running):
+def test_the_log_follows_its_end_until_the_reader_scrolls_up(panel, running):
     lines = tuple(LogLine(1.7e9 + i, "worker:0", f"line {i}") for i in range(100))
     panel.start(replace(running, log=lines[:50]))
     panel.receive(replace(running, log=lines[:70]))
@@ -350,7 +348,7 @@ AT_END = """(() => { const log = document.querySelector('.t-log');
     return log.scrollHeight - log.scrollTop - log.clientHeight < 2 && log.scrollTop > 0 })()"""
 
 
-def test_the_log_follows_its_end_when_the_panel_becomes_narrower_and_wider(panel, running):
+def test_the_log_follows_its_end_when_the_width_changes(panel, running):
     lines = tuple(LogLine(1.7e9 + i, "worker:0", f"line {i} " + "word " * 30) for i in range(100))
     panel.start(replace(running, log=lines[:30]))
     for width, count in ((500, 40), (1100, 50), (700, 60)):
@@ -365,7 +363,7 @@ def test_the_log_follows_its_end_when_the_panel_becomes_narrower_and_wider(panel
     assert not panel.page.evaluate(AT_END)
 
 
-def test_the_log_follows_its_end_again_when_it_was_out_of_sight_or_searched(panel, running):
+def test_the_log_follows_its_end_again_after_being_hidden_or_searched(panel, running):
     lines = tuple(LogLine(1.7e9 + i, "worker:0", f"line {i}") for i in range(100))
     panel.start(replace(running, log=lines[:50]))
     cell = "document.getElementById('cell')"
@@ -380,7 +378,7 @@ def test_the_log_follows_its_end_again_when_it_was_out_of_sight_or_searched(pane
     panel.until(AT_END)
 
 
-def test_a_row_with_the_focus_stays_when_others_come_before_it(panel, many):
+def test_a_focused_row_stays_when_others_move_before_it(panel, many):
     panel.start(many)
     panel.page.get_by_role("button", name="worker:52", exact=True).focus()
     worse = tuple(
@@ -391,7 +389,7 @@ def test_a_row_with_the_focus_stays_when_others_come_before_it(panel, many):
     assert "worker:52" in panel.names()
 
 
-def test_healthy_rows_do_not_change_places_at_every_step(panel, many):
+def test_healthy_rows_do_not_move_at_every_step(panel, many):
     healthy = changed(replace(many, nodes=many.nodes[12:30]), status=NodeStatus.TRAINING, rows_per_second=2e4)
     panel.start(healthy)
     before = panel.names()
@@ -399,7 +397,7 @@ def test_healthy_rows_do_not_change_places_at_every_step(panel, many):
     assert panel.names() == before
 
 
-def test_a_reload_of_the_page_shows_the_same_from_the_synced_state(panel, running):
+def test_a_reloaded_page_shows_the_same_from_the_synced_state(panel, running):
     panel.start(running)
     before = panel.text(".tfos-panel")
     panel.page.reload()
@@ -411,15 +409,15 @@ def test_a_reload_of_the_page_shows_the_same_from_the_synced_state(panel, runnin
 # --- time ---
 
 
-def test_the_page_counts_time_between_two_messages(panel, running):
+def test_the_page_counts_time_between_messages(panel, running):
     panel.start(running, left=58.0)
     panel.pass_seconds(4)
     assert "2 min 15 s" in panel.text(".t-head")
     assert panel.page.locator(".t-tile").last.inner_text() == "Time left\n~ 54 s"
-    assert panel.column("t-c-beat") == ["now", "now"]  # nothing is known of the time since the message
+    assert panel.column("t-c-beat") == ["now", "now"]  # the page knows nothing of the time since the message
 
 
-def test_a_node_without_heartbeats_is_stale_and_its_age_goes_on(panel, running):
+def test_a_node_without_heartbeats_is_stale_and_its_age_increases(panel, running):
     silent = (running.nodes[0], replace(running.nodes[1], heartbeat_age=9.0))
     panel.start(replace(running, nodes=silent))
     assert panel.column("t-c-beat") == ["now", "stale 9 s"]
@@ -429,7 +427,7 @@ def test_a_node_without_heartbeats_is_stale_and_its_age_goes_on(panel, running):
 
 
 @pytest.mark.parametrize("width", [1100, 880])
-def test_the_age_of_a_silent_node_can_be_read_whole(open_panel, running, width):
+def test_the_age_of_a_silent_node_is_fully_visible(open_panel, running, width):
     panel = open_panel(width=width)
     panel.start(running)
     for age in (12.0, 99.0, 5_990.0, 400_000.0):
@@ -443,20 +441,20 @@ def test_the_age_of_a_silent_node_can_be_read_whole(open_panel, running, width):
         )
 
 
-def test_a_node_among_thousands_is_stale_when_it_has_missed_a_heartbeat_of_its_pace(panel, running):
+def test_a_node_among_thousands_is_stale_after_missing_its_heartbeat(panel, running):
     many = [replace(running.nodes[1], node=f"worker:{number}", heartbeat_age=7.0) for number in range(6000)]
     many[3] = replace(many[3], heartbeat_age=9.0)
     panel.start(replace(running, nodes=tuple(many)))
     assert panel.column("t-c-beat") == ["stale 9 s", "7 s", "7 s", "7 s", "7 s"]
 
 
-def test_a_node_is_not_called_stale_because_the_kernel_had_nothing_to_say(panel, running):
+def test_a_node_is_not_stale_because_the_kernel_sent_nothing(panel, running):
     panel.start(running)
     panel.pass_seconds(6)
     assert panel.page.locator(".t-stale").count() == 0
 
 
-def test_a_kernel_that_says_nothing_is_told(panel, running):
+def test_a_silent_kernel_is_reported(panel, running):
     panel.start(running)
     panel.pass_seconds(20)
     assert "no news from the kernel for 20 s" in panel.text(".t-head")
@@ -464,14 +462,14 @@ def test_a_kernel_that_says_nothing_is_told(panel, running):
     assert "2 min 31 s" in panel.text(".t-head")
 
 
-def test_the_time_of_an_ended_cluster_stands_still(panel, failed):
+def test_the_time_of_an_ended_cluster_does_not_change(panel, failed):
     panel.start(failed)
     panel.pass_seconds(30)
     assert "2 min 11 s" in panel.text(".t-head")
 
 
 @pytest.mark.parametrize("seconds", [0, 4.2, 59.9, 60, 99.4, 99.6, 131, 3599, 3600, 5999, 6001, 7980, 86_400])
-def test_the_page_writes_times_as_all_renderings_do(panel, seconds):
+def test_the_page_formats_times_like_the_other_renderings(panel, seconds):
     said = panel.page.evaluate(
         "async (s) => { const { duration, about } = await import('/page.js'); return [duration(s), about(s)] }",
         seconds,
@@ -479,7 +477,7 @@ def test_the_page_writes_times_as_all_renderings_do(panel, seconds):
     assert said == [wording.duration(seconds), wording.about(seconds)]
 
 
-def test_the_page_reads_curves_as_they_are_written(panel, running):
+def test_the_page_decodes_curves_as_they_are_encoded(panel, running):
     assert LEVELS in panel.page.request.get(f"{panel.server.url}panel.js").text()
     panel.start(running)
     assert panel.page.locator("tbody polyline").count() == 4
@@ -490,7 +488,7 @@ def test_the_page_reads_curves_as_they_are_written(panel, running):
 # --- Stop ---
 
 
-def test_nothing_is_sent_while_the_panel_is_made_and_updated(panel, running):
+def test_nothing_is_sent_while_the_panel_is_created_and_updated(panel, running):
     panel.start(running)
     panel.receive(changed(running, step=500))
     panel.pass_seconds(30)
@@ -514,7 +512,7 @@ def test_stop_asks_the_server_and_the_second_press_cancels(panel, running):
     assert panel.sent() == []
 
 
-def test_the_server_gets_the_xsrf_token_and_never_jupyters(panel, running):
+def test_the_server_gets_the_xsrf_token_but_not_jupyters_token(panel, running):
     panel.server.answer(STOP, {})
     panel.start(running)
     panel.button("■ Stop").click()
@@ -526,7 +524,7 @@ def test_the_server_gets_the_xsrf_token_and_never_jupyters(panel, running):
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_where_the_server_knows_no_such_cluster_stop_is_a_message(panel, running, served):
+def test_stop_is_a_message_if_the_server_does_not_know_the_cluster(panel, running, served):
     panel.start(running, served=served)
     panel.button("■ Stop").click()
     panel.until("model.sent.length > 0")
@@ -538,7 +536,7 @@ def test_where_the_server_knows_no_such_cluster_stop_is_a_message(panel, running
     assert panel.sent() == [{"content": {"kind": "stop"}}] * 2
 
 
-def test_where_the_server_cannot_be_reached_stop_is_a_message(panel, running):
+def test_stop_is_a_message_if_the_server_cannot_be_reached(panel, running):
     panel.start(running)
     panel.page.route("**/stop", lambda route: route.abort())
     panel.button("■ Stop").click()
@@ -546,7 +544,7 @@ def test_where_the_server_cannot_be_reached_stop_is_a_message(panel, running):
     assert panel.sent() == [{"content": {"kind": "stop"}}]
 
 
-def test_after_the_kernels_end_the_servers_sentence_is_shown_and_nothing_hangs(panel, running):
+def test_after_the_kernels_end_stop_shows_the_servers_sentence(panel, running):
     panel.server.answer(STOP, {"message": "The kernel that held this cluster has ended."}, status=410)
     panel.start(running)
     panel.page.evaluate(DEAD)
@@ -557,7 +555,7 @@ def test_after_the_kernels_end_the_servers_sentence_is_shown_and_nothing_hangs(p
     assert panel.button("■ Stop").get_attribute("aria-disabled") in (None, "false")
 
 
-def test_a_press_that_no_way_leads_with_is_told_and_nothing_hangs(panel, running):
+def test_stop_without_server_and_kernel_shows_that_the_kernel_has_ended(panel, running):
     panel.start(running, served=False)
     panel.page.evaluate(DEAD)
     panel.button("■ Stop").click()
@@ -566,7 +564,7 @@ def test_a_press_that_no_way_leads_with_is_told_and_nothing_hangs(panel, running
     assert "The kernel that held this cluster has ended" in panel.text(".tfos-panel")
 
 
-def test_an_answer_that_does_not_come_is_not_taken_for_a_refusal(panel, running):
+def test_a_missing_answer_is_not_treated_as_a_refusal(panel, running):
     panel.server.answer(STOP, {}, status=504)
     panel.start(running)
     panel.button("■ Stop").click()
@@ -590,30 +588,30 @@ def test_the_kernels_answer_to_a_message_is_shown(panel, running):
     assert "Stopping: 10 s to save." in panel.text(".tfos-panel")
 
 
-def test_the_focus_is_not_lost_when_the_button_goes(panel, running):
+def test_the_focus_is_not_lost_when_the_button_disappears(panel, running):
     panel.start(running)
     panel.button("■ Stop").focus()
     panel.receive(replace(running, status=ClusterStatus.DONE))
     assert panel.page.evaluate("document.activeElement.className").startswith("tfos-panel")
 
 
-# --- sorting, keyboard, what a screen reader gets ---
+# --- sorting, keyboard, screen reader ---
 
 
-def test_heads_sort_by_what_comes_first_in_trouble_then_reverse_then_let_go(panel, many):
+def test_heads_sort_in_one_direction_then_the_other_then_not(panel, many):
     panel.start(many)
     panel.button("Show all").click()
     for sort, first in (("ascending", "worker:11"), ("descending", "worker:0"), (None, "worker:37")):
         panel.button("Rows/s").click()
         assert panel.page.get_by_role("columnheader", name="Rows/s").get_attribute("aria-sort") == sort
         assert panel.names()[0] == first
-        if sort:  # what is not known comes last either way
+        if sort:  # unknown values come last in either direction
             assert panel.names()[-1] == "worker:37"
     panel.button("Node").click()
     assert panel.names()[:3] == ["worker:0", "worker:1", "worker:2"]
 
 
-def test_all_can_be_done_with_the_keyboard(panel, running):
+def test_everything_can_be_done_by_keyboard(panel, running):
     panel.start(running, served=False)
     press = panel.page.keyboard.press
     reached = []
@@ -651,7 +649,7 @@ def test_all_can_be_done_with_the_keyboard(panel, running):
     panel.until("model.sent.length > 0")
 
 
-def test_what_has_the_focus_can_be_seen(panel, running):
+def test_the_focused_element_is_visible(panel, running):
     panel.start(running)
     for _ in range(15):
         panel.page.keyboard.press("Tab")
@@ -672,7 +670,7 @@ def test_a_screen_reader_finds_the_parts_by_their_roles(panel, running):
     assert panel.page.locator("[aria-live=polite]").count() == 1
 
 
-def test_each_bar_has_a_name_a_value_and_its_bounds(panel, on_gpus):
+def test_each_bar_has_a_name_a_value_and_bounds(panel, on_gpus):
     panel.start(on_gpus)
     bars = panel.page.get_by_role("progressbar").evaluate_all(
         """bars => bars.map((b) =>
@@ -687,7 +685,7 @@ def test_each_bar_has_a_name_a_value_and_its_bounds(panel, on_gpus):
     ]
 
 
-def test_steps_are_not_spoken_and_states_are(panel, running):
+def test_states_are_spoken_but_steps_are_not(panel, running):
     panel.start(running)
     for step in (450, 500, 550):
         panel.receive(changed(running, step=step, epoch=3))
@@ -696,7 +694,7 @@ def test_steps_are_not_spoken_and_states_are(panel, running):
     assert panel.spoken() == "mnist: Stopping. Stopping: worker:0 and worker:1 to end."
 
 
-def test_a_silent_node_is_spoken_once_and_its_growing_silence_not(panel, running):
+def test_a_silent_node_is_spoken_only_once(panel, running):
     panel.start(running)
     spoken = []
     for age in (6.0, 7.0, 8.0):
@@ -705,7 +703,7 @@ def test_a_silent_node_is_spoken_once_and_its_growing_silence_not(panel, running
     assert spoken == ["mnist: Training. worker:0 and worker:1 train, epoch 2 of 3. worker:1 is silent."] * 3
 
 
-def test_many_changes_at_once_are_spoken_as_the_last_of_them(panel, running):
+def test_of_many_changes_at_once_only_the_last_is_spoken(panel, running):
     panel.start(running)
     panel.receive(replace(running, status=ClusterStatus.RECOVERING))
     panel.receive(replace(running, status=ClusterStatus.RUNNING))
@@ -717,8 +715,8 @@ def test_many_changes_at_once_are_spoken_as_the_last_of_them(panel, running):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["running", "on_gpus", "failed", "many", "planned"])
-def test_every_text_can_be_read(open_panel, kind, theme, request):
-    """WCAG's AA: a contrast of 4.5 between a text and what is behind it."""
+def test_every_text_has_sufficient_contrast(open_panel, kind, theme, request):
+    """WCAG AA requires a contrast of 4.5 between a text and its background."""
     panel = open_panel(theme=theme)
     panel.start(request.getfixturevalue(kind), note="a note", said="an answer")
     assert panel.page.evaluate(CONTRASTS) > 10
@@ -753,16 +751,16 @@ POOR = (
 )
 
 
-def test_nothing_moves_for_those_who_do_not_want_it(open_panel, running):
+def test_nothing_moves_with_reduced_motion(open_panel, running):
     moves = "getComputedStyle(document.querySelector('.t-track > div')).transitionDuration"
     assert open_panel().start(running).page.evaluate(moves) == "0.3s"
     assert open_panel(motion="reduce").start(running).page.evaluate(moves) == "0s"
 
 
-# --- what comes from outside ---
+# --- texts from outside ---
 
 
-def test_text_from_outside_stays_text(panel, running):
+def test_texts_from_outside_are_not_markup(panel, running):
     odd = node("worker:0", number=1, host=NASTY, executor=NASTY, detail=NASTY, step=None, gpu_use=(GpuUse(NASTY, 5.0),))
     odd = replace(odd, node=NASTY, metrics={NASTY: 1.0}, curves={NASTY: (1.0, 2.0)})
     traceback = f'x\n  File "Cell In[1]", line 1, in {NASTY}\n    {NASTY}\n{NASTY}'
@@ -794,7 +792,7 @@ def answer_log(panel, node_name, count):
     panel.server.answer(f"api/clusters/k3f9a2b7c1/log?node={quote(node_name, safe='')}", {"lines": lines})
 
 
-def test_a_nodes_tab_shows_the_servers_lines_and_asks_for_more_every_second(panel, running):
+def test_a_nodes_tab_shows_the_servers_lines_and_polls_every_second(panel, running):
     answer_log(panel, "worker:1", 30)
     panel.start(running)
     panel.page.get_by_role("tab", name="worker:1").click()
@@ -813,7 +811,7 @@ def test_a_click_on_a_node_opens_its_log(panel, running):
     assert [line.split("  ")[-1][9:] for line in panel.lines()] == [f"line {i} of the log" for i in (1, 3, 5, 7)]
 
 
-def test_without_a_server_the_tail_must_do(panel, running):
+def test_without_a_server_the_tail_is_shown(panel, running):
     panel.start(running)
     with panel.page.expect_response("**/log?*"):
         panel.page.get_by_role("tab", name="worker:0").click()
@@ -826,7 +824,7 @@ def test_without_a_server_the_tail_must_do(panel, running):
 
 
 @pytest.mark.parametrize("why", ["hidden", "removed", "ended"])
-def test_no_log_is_asked_for_when_nobody_can_see_it_or_nothing_can_come(panel, running, why):
+def test_no_log_is_requested_when_invisible_or_complete(panel, running, why):
     answer_log(panel, "worker:1", 3)
     panel.start(running)
     with panel.page.expect_response("**/log?*"):
@@ -842,7 +840,7 @@ def test_no_log_is_asked_for_when_nobody_can_see_it_or_nothing_can_come(panel, r
     assert len(panel.server.asked("/log")) == 1
 
 
-def test_the_search_filters_and_counts_and_copy_takes_what_is_seen(panel, running):
+def test_the_search_filters_and_counts_and_copy_copies_visible_lines(panel, running):
     panel.start(running)
     panel.page.evaluate(CLIPBOARD)
     panel.page.get_by_label("Search the log").fill("WORKER:1")
@@ -855,7 +853,7 @@ def test_the_search_filters_and_counts_and_copy_takes_what_is_seen(panel, runnin
     ]
 
 
-def test_of_many_nodes_the_log_is_chosen_from_a_list(panel, many):
+def test_for_many_nodes_the_log_is_chosen_from_a_list(panel, many):
     panel.start(many)
     assert panel.page.get_by_role("tab").count() == 0
     choice = panel.page.get_by_label("Log of", exact=True)
@@ -880,7 +878,7 @@ def test_of_many_nodes_the_log_is_chosen_from_a_list(panel, many):
         ("aaa", "aaaa", "aaaa"),
     ],
 )
-def test_lines_that_come_again_are_not_shown_again(panel, known, tail, merged):
+def test_repeated_lines_are_not_shown_again(panel, known, tail, merged):
     script = """async ([known, tail]) => { const { mergeLines } = await import('/panel.js');
         return mergeLines([...known], [...tail]).join('') }"""
     assert panel.page.evaluate(script, [known, tail]) == merged
@@ -889,7 +887,7 @@ def test_lines_that_come_again_are_not_shown_again(panel, known, tail, merged):
 # --- TensorBoard ---
 
 
-def test_tensorboard_opens_in_a_tab_of_its_own_with_its_last_slash(panel, running):
+def test_tensorboard_opens_in_a_new_tab_with_the_last_slash(panel, running):
     panel.server.answer("api/version", {"version": "1"})
     panel.server.answer("tb/k3f9a2b7c1/", "TensorBoard")
     panel.start(running)
@@ -900,13 +898,13 @@ def test_tensorboard_opens_in_a_tab_of_its_own_with_its_last_slash(panel, runnin
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_where_tensorboard_cannot_be_reached_the_way_to_it_is_told(panel, running, served):
+def test_if_tensorboard_cannot_be_reached_the_alternative_is_shown(panel, running, served):
     panel.start(running, served=served)
     panel.button("TensorBoard ↗").click()
     panel.until("document.querySelector('.tfos-panel').innerText.includes('run %tfos_tensorboard in a cell')")
     assert len(panel.page.context.pages) == 1
 
 
-def test_without_a_log_directory_there_is_no_tensorboard(panel, running):
+def test_without_a_log_directory_there_is_no_tensorboard_button(panel, running):
     panel.start(replace(running, log_dir=""))
     assert not panel.button("TensorBoard ↗").is_visible()

@@ -1,4 +1,4 @@
-"""TensorBoard shown by each way that leads to it: what each host's output holds, and what stays in a saved notebook."""
+"""TensorBoard in each host: the contents of its output, and what a saved notebook keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NASTY = """<img src=x onerror="1">"""
 
 
 class Running:
-    """A cluster that was launched with TensorBoard, or without."""
+    """A cluster that was launched with or without TensorBoard."""
 
     id, tensorboard_socket = "0123456789ab", ""
 
@@ -54,7 +54,7 @@ def endpoint(shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def shown(**options: Any) -> tuple[dict[str, Any], str]:
-    """Show it; return the one output's data, and what was printed."""
+    """Show TensorBoard; return the output's data, and the printed text."""
     options.setdefault("host", Host("jupyter", "widget"))
     with capture_output() as captured:
         show_tensorboard(Running(), **options)
@@ -62,13 +62,13 @@ def shown(**options: Any) -> tuple[dict[str, Any], str]:
     return data, captured.stdout
 
 
-def test_jupyters_page_gets_a_widget_and_the_file_a_line(endpoint: Endpoint) -> None:
+def test_jupyter_gets_a_widget_and_a_line_for_the_file(endpoint: Endpoint) -> None:
     data, _ = shown(host=Host("jupyter", "widget"))
     assert set(data) == {WIDGET, "text/html", "text/plain"}
     assert data["text/html"] == "<div>TensorBoard of &lt;img src=x onerror=&quot;1&quot;&gt;: /logs/&lt;b&gt;</div>"
 
 
-def test_an_administrators_address_wins_over_all(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_administrators_address_takes_precedence(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_PROXY_URL", "/theirs/%PORT%/")
     monkeypatch.setenv("TFOS_NB_PROXY_URL", "/ours/%PORT%/")
     for host in (Host("jupyter", "widget"), Host("colab", "widget"), Host("databricks", "widget")):
@@ -77,7 +77,7 @@ def test_an_administrators_address_wins_over_all(endpoint: Endpoint, monkeypatch
         assert "onerror=" not in re.sub(r"&lt;.*?&gt;", "", data["text/html"])
 
 
-def test_on_colab_a_script_asks_the_page_for_the_ports_address(endpoint: Endpoint) -> None:
+def test_on_colab_a_script_requests_the_ports_address_from_the_page(endpoint: Endpoint) -> None:
     data, _ = shown(host=Host("colab", "widget"), height=640)
     found = re.search(r"\)\((\{.*\})\)</script>$", data["text/html"], re.DOTALL)
     assert found
@@ -90,7 +90,7 @@ def test_on_colab_a_script_asks_the_page_for_the_ports_address(endpoint: Endpoin
     assert "<img" not in data["text/html"], "a name does not end the script"
 
 
-def test_on_databricks_the_link_goes_through_the_drivers_proxy(endpoint: Endpoint) -> None:
+def test_on_databricks_the_link_uses_the_drivers_proxy(endpoint: Endpoint) -> None:
     conf = {
         "spark.databricks.clusterUsageTags.clusterId": "0123-456789-abc",
         "spark.databricks.clusterUsageTags.clusterOwnerOrgId": "987",
@@ -110,19 +110,19 @@ def test_a_terminal_gets_an_address_that_opens_once(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("name", ["headless", "script"])
-def test_where_there_is_no_page_no_port_is_opened(endpoint: Endpoint, name: str) -> None:
+def test_without_a_page_no_port_is_opened(endpoint: Endpoint, name: str) -> None:
     data, printed = shown(host=Host(name, "text"))
     assert data == {}
     assert "the logs are in /logs/<b>" in printed
     assert endpoint._port is None
 
 
-def test_a_cluster_without_logs_is_refused_and_told_how_to_have_them(endpoint: Endpoint) -> None:
+def test_a_cluster_without_logs_is_refused_with_the_remedy(endpoint: Endpoint) -> None:
     with pytest.raises(PlanError, match="was launched without TensorBoard: launch it with --tensorboard"):
         show_tensorboard(Running(""), host=Host("jupyter", "widget"))
 
 
-def test_nothing_to_show_is_said(endpoint: Endpoint) -> None:
+def test_calling_without_a_cluster_or_directory_is_refused(endpoint: Endpoint) -> None:
     with pytest.raises(
         PlanError,
         match="got neither; name a cluster, or give --logdir DIR",

@@ -1,6 +1,7 @@
-// A metric's chart with what belongs to it: the choice of metric, node and axes, a legend, the table behind it, and
-// downloads. It is of one training, or of several runs. `load` gives the data (state/chart_data.py says what is in them),
-// `whole` is how Python gives all points; who made it shows its `element`. Without `close` it has no such button.
+// A metric's chart with its controls: the choice of metric, node and axes, a legend, a table of the values, and
+// downloads. It shows one training or several runs. `load` returns the data (described in state/chart_data.py), `whole`
+// is Python code that returns all points. The caller puts `element` into the page. Without `close`, there is no such
+// button.
 
 import { button, h, put, unique, write } from "./elements.js";
 import { Plot, byRun, classes, labelOf, number, svg, title } from "./plot.js";
@@ -25,7 +26,7 @@ export class Chart {
       event.stopPropagation();
       close();
     };
-    // JupyterLab's shortcuts would take the arrows and Escape.
+    // Otherwise JupyterLab's shortcuts would take the arrow keys and Escape.
     const attributes = { role: "group", "data-lm-suppress-shortcuts": "true", onkeydown: keys, hidden: true };
     const parts = [this.bar(close), this.plot.element, this.said, this.table];
     this.element = h("div", { class: "t-chart", id: unique("chart"), ...attributes }, ...parts);
@@ -68,7 +69,7 @@ export class Chart {
     return this.ask({ metric, node });
   }
 
-  /** Show what load gives now, and leave the focus where it is. */
+  /** Show the current data, and leave the focus where it is. */
   renew() {
     put(this.element, "hidden", null);
     return this.ask();
@@ -80,7 +81,7 @@ export class Chart {
     this.data = null;
   }
 
-  /** Ask for data with these changes; an answer that another question has overtaken is dropped. */
+  /** Request data with these changes; an answer is dropped if a newer request was made. */
   async ask(changes = {}) {
     Object.assign(this.asked, changes);
     this.question += 1;
@@ -211,7 +212,7 @@ export function sample(line) {
   return svg("svg", { class: "t-sample", viewBox: "0 0 22 8", "aria-hidden": "true" }, drawn);
 }
 
-/** Put options into a select, unless it has them already, and choose one. */
+/** Put options into a select, unless it has them already, and select one. */
 function fill(select, names, chosen, text) {
   if (JSON.stringify(names) !== JSON.stringify([...select.options].map((option) => option.value))) {
     select.replaceChildren(...names.map((name) => h("option", { value: name }, text(name))));

@@ -10,7 +10,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set an attribute, if it is not so already; null and false remove it. */
+/** Set an attribute, unless it has this value; null and false remove it. */
 export function put(element, name, value) {
   if (value === null || value === undefined || value === false) element.removeAttribute(name);
   else if (element.getAttribute(name) !== String(value === true ? "" : value)) {

@@ -1,8 +1,8 @@
-// TensorBoard in the page. Which way leads to it, only the page can tell: it asks the Jupyter server that it came from,
-// and takes the other link that the kernel gave if that server has no extension of tfos_nb.
+// TensorBoard in the page. Only the page can find out which URL works: it asks the Jupyter server that it came from,
+// and uses the kernel's other link if that server does not have tfos_nb's extension.
 
 function baseUrl() {
-  const config = document.getElementById("jupyter-config-data"); // holds the token too: read one key, keep nothing
+  const config = document.getElementById("jupyter-config-data"); // it also holds the token: read only one key
   if (config) {
     try {
       return JSON.parse(config.textContent).baseUrl || "/";
@@ -21,7 +21,7 @@ async function answers(url) {
   }
 }
 
-/** Find the way: the addresses for the frame and for the link, and whether the kernel's machine must be the user's. */
+/** Find the addresses for the frame and the link, and whether they work only on the kernel's own machine. */
 async function way(model) {
   const base = baseUrl();
   const ours = base && `${base}tfos-nb/tb/${encodeURIComponent(model.get("cluster"))}/`;
@@ -57,7 +57,7 @@ async function render({ model, el }) {
   }
 }
 
-// --- the notebook's file: what stands there for who opens it without this kernel, as in panel.js ---
+// --- the notebook's file: what it shows to a reader without this kernel, as in panel.js ---
 
 const STATE = "application/vnd.jupyter.widget-state+json";
 const AFTERWARDS = "export default { render({ model, el }) { el.textContent = model.get('said'); } };";
@@ -66,7 +66,7 @@ const OF_A_WIDGET = [
   "_anywidget_id",
 ];
 
-/** The widget as a file keeps it: a line, and none of the addresses. */
+/** The widget's state in the file: a line, without the addresses. */
 function kept(model) {
   const state = Object.fromEntries(OF_A_WIDGET.map((name) => [name, model.get(name)]));
   const said = `TensorBoard of ${model.get("name")}: ${model.get("log_dir")} (%tfos_tensorboard shows it)`;

@@ -1,4 +1,4 @@
-// The notebook's file: it shows a widget when there is no kernel any more, where the page lets us at its notebook.
+// The notebook's file: it shows a widget after the kernel has ended, if the page gives access to its notebook.
 // JupyterLab and Notebook do.
 
 const VIEW = "application/vnd.jupyter.widget-view+json";
@@ -7,12 +7,12 @@ const OF_A_WIDGET = [
   "_model_module", "_model_module_version", "_model_name", "_view_module", "_view_module_version", "_view_name",
   "_anywidget_id", "_esm", "_css",
 ];
-const OUTCOME_AFTER = 2000; // milliseconds that the kernel has to put the outcome into the output itself
+const OUTCOME_AFTER = 2000; // milliseconds in which the kernel can put the outcome into the output itself
 
 /**
- * Keeps a widget's state in the file that is saved, and puts an outcome in the widget's place, which the kernel cannot
- * bring about in a page that was loaded anew. `trait` is the widget's dictionary, which has the widget's id as `widget`;
- * `still` makes of it what the file keeps, with `saved: true`.
+ * Keeps a widget's state in the saved file, and replaces the widget by its outcome, which the kernel cannot do in a
+ * reloaded page. `trait` is the widget's dictionary, which has the widget's id as `widget`. `still` turns it into the
+ * dictionary for the file, with `saved: true`.
  */
 class Keeper {
   constructor(model, context, trait, still) {
@@ -34,7 +34,7 @@ class Keeper {
     return Object.keys(this.model.get("outcome") || {}).length > 0;
   }
 
-  /** All outputs of the notebook that are widgets: where they are, and whose. */
+  /** All outputs of the notebook that are widgets: their places and ids. */
   widgets() {
     const { cells } = this.context.model;
     const found = [];
@@ -48,7 +48,7 @@ class Keeper {
     return found;
   }
 
-  /** Put the outcome into the widget's place. */
+  /** Replace the widget by its outcome. */
   settle() {
     if (!this.ended() || this.context.isDisposed) return;
     const { widget } = this.model.get(this.trait);
@@ -58,7 +58,7 @@ class Keeper {
     }
   }
 
-  /** Before the file is written: put in the state of this widget if it is shown, and take out that of all that are not. */
+  /** Before the file is written, add this widget's state if it is shown, and remove the states of those not shown. */
   keep() {
     this.settle();
     const notebook = this.context.model;
@@ -77,7 +77,7 @@ class Keeper {
     else notebook.deleteMetadata("widgets");
   }
 
-  /** This widget as a file keeps it. */
+  /** This widget's state for the file. */
   saved(data) {
     const state = Object.fromEntries(OF_A_WIDGET.map((name) => [name, this.model.get(name)]));
     return {
@@ -95,7 +95,7 @@ class Keeper {
   }
 }
 
-/** Keep a widget in its notebook's file, if the page has it; the return value ends that. */
+/** Keep a widget in its notebook's file, if the page gives access to it; return a function that ends this. */
 export function keepIn(model, trait, still) {
   const context = (model.widget_manager || {}).context;
   const notebook = context && context.saveState && context.model;

@@ -1,4 +1,4 @@
-// What the pages of a cluster and of recorded runs share: times, the order of rows, and what a screen reader says.
+// Code that the pages of a cluster and of recorded runs share: times, the order of rows, and the screen reader's texts.
 
 import { h, write } from "./elements.js";
 
@@ -22,7 +22,7 @@ export function about(seconds) {
 /** The order of two values of a column. */
 export function compare(a, b, down) {
   const missing = (value) => value === null || value === undefined || Number.isNaN(value);
-  if (missing(a) || missing(b)) return missing(a) - missing(b); // what is not known comes last, whatever the direction
+  if (missing(a) || missing(b)) return missing(a) - missing(b); // unknown values come last in either direction
   const order = typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b;
   return down ? -order : order;
 }
@@ -31,7 +31,7 @@ export function pill(text = "", tone = "idle") {
   return h("span", { class: `t-pill t-${tone}` }, text);
 }
 
-/** Says to a screen reader what has changed; not more often than it can be listened to. */
+/** Tells a screen reader what has changed, not more often than a user can listen to. */
 export class Announcer {
   constructor() {
     this.element = h("div", { class: "t-unseen", role: "status", "aria-live": "polite" });
@@ -58,7 +58,7 @@ export class Announcer {
   }
 }
 
-/** JupyterLab's shortcuts would take the arrows, the space bar and letters: an "a" would add a cell. */
+/** Otherwise JupyterLab's shortcuts would take the arrows, the space bar and letters: an "a" would add a cell. */
 export function keepKeys(event) {
   const runs = event.key === "Enter" && event.shiftKey;
   if (!event.ctrlKey && !event.metaKey && !event.altKey && !runs) event.stopPropagation();

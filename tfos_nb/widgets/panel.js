@@ -1,8 +1,8 @@
-// The live panel of a cluster, for anywidget. The kernel sends one dictionary (model.py says what is in it) whenever
-// something changes; this file shows it, counts the time in between, and changes what is on the page in place: focus,
-// selection, the search and the log's scroll position stay. Text from outside becomes text nodes, never markup.
+// The live panel of a cluster, for anywidget. The kernel sends one dictionary (described in model.py) at each change.
+// This file shows it, counts the time in between, and updates the page in place: focus, selection, the search and the
+// log's scroll position stay. Text from outside becomes text nodes, never markup.
 //
-// render() sends nothing: a message sent from it would go to the kernel's busy shell and hold up all that follow.
+// render() sends nothing: a message sent from it would go to the kernel's busy shell and delay all later ones.
 
 import { Chart } from "./chart.js";
 import { button, h, put, unique, write } from "./elements.js";
@@ -26,7 +26,7 @@ const SECOND_PRESS_AFTER = 1000; // milliseconds: a double click is one press
 const TROUBLE = ["slow", "silent", "stuck", "loss is NaN", "failed", "lost"];
 const SIGNS = { bad: "✕", warn: "!" };
 
-// --- words: times are all that the page writes by itself ---
+// --- words: the page itself writes only times ---
 
 function clock(seconds) {
   return new Date(seconds * 1000).toTimeString().slice(0, 8);
@@ -38,9 +38,9 @@ function magnitude(text) {
   return found ? parseFloat(found[1]) * ({ k: 1e3, M: 1e6, G: 1e9 }[found[2]] || 1) : null;
 }
 
-// --- small things that are drawn ---
+// --- small drawings ---
 
-/** A thin bar. Where no share is known, its empty track stays, so that nothing moves when one comes. */
+/** A thin bar. Without a known share, its empty track stays, so that nothing moves when a share comes. */
 class Bar {
   constructor() {
     this.fill = h("div");
@@ -130,14 +130,14 @@ function baseUrl() {
   try {
     base = (config && JSON.parse(config.textContent).baseUrl) || base;
   } catch {
-    // not what we took it for
+    // not JupyterLab's configuration
   }
   return base ? base.replace(/\/*$/, "/") : null;
 }
 
 /**
- * Ask the Jupyter server: {data} if it has an answer, {timeout} if it has none yet, {gone} if the kernel has ended, with
- * what the server says of it. Null if there is no server, no such route, or nobody behind it: another way may lead there.
+ * Ask the Jupyter server. Return {data} with its answer, {timeout} if it has none yet, or {gone} with its message if
+ * the kernel has ended. Return null if there is no server, no such route, or no kernel behind it: another way may work.
  */
 async function ask(path, method = "GET") {
   const base = baseUrl();
@@ -160,7 +160,7 @@ async function ask(path, method = "GET") {
 
 // --- the Stop button ---
 
-/** Asks the cluster to stop, by HTTP or else by a message; pressed again, it cancels: the kernel decides which. */
+/** Asks the cluster to stop, by HTTP or else by a message; a second press cancels. The kernel decides which it is. */
 class Stop {
   constructor(panel) {
     this.panel = panel;
@@ -199,11 +199,11 @@ class Stop {
     this.show();
   }
 
-  /** Send the press by whichever way there is: whether it arrived, as far as one can tell, and what to say. */
+  /** Send the press by HTTP or by a message; return whether it arrived, as far as is known, and the text to show. */
   async send(id) {
     const answer = await ask(`api/clusters/${encodeURIComponent(id)}/stop`, "POST");
     if (answer && answer.data) return [true, answer.data.said || ""];
-    // It may have arrived or not. A message after it would count as the second press, so the user decides.
+    // The press may have arrived or not. A message would then count as a second press, so the user decides.
     if (answer && answer.timeout) return [false, "The Jupyter server has not answered yet."];
     if (answer) return [false, answer.gone];
     try {
@@ -220,7 +220,7 @@ class Stop {
 const second = (css = "") => h("span", { class: `t-second ${css}` });
 const METRICS = [0, 1, 2, 3]; // the loss and three others
 
-/** Columns: title, css, the direction of the first press of its head, what to sort by, and its name in data.room. */
+/** Columns: title, css, direction of the head's first press, value to sort by, and name in data.room. */
 const COLUMNS = [
   { title: "Node", css: "t-c-node", down: false, value: (node) => node.name },
   { title: "State", css: "t-c-state", down: false, value: (node) => node.urgency },
@@ -235,7 +235,7 @@ const COLUMNS = [
   { title: "Heartbeat", css: "t-num t-c-beat", down: true, value: (node) => node.beat },
 ];
 
-/** NaN of no numbers: not known. */
+/** The mean; NaN without numbers, which means unknown. */
 function mean(numbers) {
   return numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
 }
@@ -267,7 +267,7 @@ class Row {
     ];
     const tag = (i) => (i ? "td" : "th");
     this.cells = COLUMNS.map(({ css }, i) => h(tag(i), { class: css, scope: i ? null : "row" }, ...contents[i]));
-    // Of the metrics' cells the pointer alone knows: by keyboard, the chart of a tile has a choice of the node.
+    // Only the pointer can open a chart by a metric's cell. By keyboard, a tile's chart has a choice of the node.
     METRICS.forEach((i) => this.cells[3 + i].addEventListener("click", () => openChart(this.node.name, i)));
     this.gpu.cell = this.cells[COLUMNS.findIndex(({ title }) => title === "GPU")];
     this.element = h("tr", {}, ...this.cells);
@@ -319,10 +319,10 @@ class Row {
     put(this.gpu.cell, "title", node.gpu ? `${name || "GPU"}${each}` : null);
   }
 
-  /** Count on: the age of the last heartbeat, and the time that is left. */
+  /** Update the age of the last heartbeat and the time left. */
   tick(since) {
     const { beat, left, word } = this.node;
-    // What the kernel sent was the age then. Of a healthy node it says nothing for seconds, and the node beats on.
+    // The kernel sent the age at that time. It sends nothing new of a healthy node for seconds, while heartbeats go on.
     const stale = beat !== null && (word === "silent" || since > OVERDUE_AFTER);
     const told = beat === null ? "" : stale ? `stale ${about(beat + since)}` : beat < 1.5 ? "now" : about(beat);
     write(this.beat, told);
@@ -392,7 +392,7 @@ class Table {
     write(this.caption, many ? `${data.name}: ${this.told.textContent}` : `${data.name}: the nodes`);
   }
 
-  /** Order the nodes; those that are close to one another keep their places for a while. */
+  /** Order the nodes; while nothing in particular has changed, they keep their places for a while. */
   arrange(nodes, many) {
     if (!many && !this.sorted) return nodes;
     const trouble = nodes.filter((node) => node.urgency < 2).map((node) => node.name);
@@ -412,13 +412,13 @@ class Table {
     return ordered;
   }
 
-  /** Of many nodes the first few, and the one that has the focus. */
+  /** Return the first few of many nodes, and the one that has the focus. */
   choose(ordered, many) {
     if (!many || this.all) return ordered;
     return ordered.filter((node, i) => i < SHOWN_OF_MANY || this.panel.hasFocus(this.rows.get(node.name)?.element));
   }
 
-  /** Bring the rows into this order, moving only those that must move. */
+  /** Put the rows into this order, moving as few as necessary. */
   place(shown, data) {
     const focused = this.panel.focused();
     const names = new Set(shown.map((node) => node.name));
@@ -446,7 +446,7 @@ class Table {
     return new Row(name, (node) => this.panel.log.open(node), openChart);
   }
 
-  /** Show the columns that there is something for. */
+  /** Show the columns that have values. */
   showColumns(data) {
     const planned = data.status === "PLANNED";
     const kind = planned ? " t-planned" : data.ended ? " t-ended" : "";
@@ -516,7 +516,7 @@ class Grid {
 
 // --- the log ---
 
-/** Add to the lines that are known what is new in a tail of the same log; the tail may also go further back. */
+/** Add the new lines of a tail of the same log to the known lines; the tail may also go further back. */
 export function mergeLines(known, tail) {
   const keys = known.map((line) => JSON.stringify(line));
   const fresh = tail.map((line) => JSON.stringify(line));
@@ -532,8 +532,8 @@ export function mergeLines(known, tail) {
 class Log {
   constructor(panel) {
     this.panel = panel;
-    this.lines = new Map([["", []]]); // of each node; "" has those of all
-    this.following = true; // its end, until the reader scrolls up
+    this.lines = new Map([["", []]]); // by node; "" has those of all nodes
+    this.following = true; // scroll to the end, until the reader scrolls up
     this.size = "";
     this.shown = [];
     this.node = "";
@@ -567,7 +567,7 @@ class Log {
     put(this.stacker, "hidden", data.ended || !data.id);
     this.name(names);
     this.take("", data.log);
-    // A tail of the whole cluster's log: what it has of this node, if the server does not give more.
+    // If the server gives no more lines, use this node's lines in the tail of the whole cluster's log.
     if (this.node && !this.served) this.take(this.node, data.log.filter(([, node]) => node === this.node));
     this.draw();
   }
@@ -625,7 +625,7 @@ class Log {
     this.poll();
   }
 
-  /** Show where the chosen node's program is, or that of each node, or hide it. */
+  /** Show the stacks of the chosen node or of all nodes, or hide them. */
   async toggleStacks() {
     const opens = this.traces.hidden;
     put(this.stacker, "aria-expanded", String(opens));
@@ -654,7 +654,7 @@ class Log {
     const answer = await ask(path);
     const lines = answer && answer.data && answer.data.lines;
     this.served = Array.isArray(lines);
-    if (!this.served) this.wait = Infinity; // the tail must do, until the tab is opened again
+    if (!this.served) this.wait = Infinity; // show only the tail, until the tab is opened again
     else if (this.node === node && this.panel.open) {
       this.take(node, lines);
       this.draw();
@@ -672,7 +672,7 @@ class Log {
     this.lines.set(node, node === this.node ? merged : merged.slice(-LOG_LINES));
   }
 
-  /** Bring what is shown up to date: lines are appended, and old ones leave at the top. */
+  /** Update the shown lines: append new ones, and remove old ones at the top. */
   draw(anew = false) {
     const lines = this.lines.get(this.node) || [];
     const { body } = this;
@@ -689,7 +689,7 @@ class Log {
     this.filter();
   }
 
-  /** See whether the reader is at the end. What a change of size has moved was not the reader, so the end is followed. */
+  /** Check whether the reader is at the end. If only a change of size has moved the text, keep following the end. */
   look() {
     const { scrollHeight, scrollTop, clientWidth, clientHeight } = this.body;
     const size = `${clientWidth} ${clientHeight}`;
@@ -702,7 +702,7 @@ class Log {
     if (this.following) this.body.scrollTop = this.body.scrollHeight;
   }
 
-  /** Let old lines go, while nobody reads them. */
+  /** Drop old lines, while the reader is at the end. */
   trim(lines) {
     if (lines.length <= LOG_LINES) return;
     this.shown = lines.slice(-LOG_LINES);
@@ -716,7 +716,7 @@ class Log {
     return h("div", { class: "t-line" }, stamp, " ", ...who, text);
   }
 
-  /** Filter anew, as the reader types. */
+  /** Filter again, as the reader types. */
   seek() {
     this.look();
     this.filter();
@@ -747,7 +747,7 @@ class Log {
   }
 }
 
-/** For pages that are not served by HTTPS. */
+/** Copy a text on pages that are not served by HTTPS. */
 function copyBySelection(text) {
   const area = h("textarea", { style: "position:fixed;opacity:0" });
   const focused = document.activeElement;
@@ -777,7 +777,7 @@ class Panel {
     this.announcer = new Announcer();
     const openChart = (tile) => this.openChart(tile.metric, "", tile.element);
     this.tiles = ["epoch", "feed", "loss", "metric", "rate", "left"].map((key) => new Tile(key, openChart));
-    this.answers = new Map(); // of the kernel, by the number of the question
+    this.answers = new Map(); // handlers of the kernel's answers, by the number of the question
     this.asked = 0;
     this.chartIn = 0; // seconds until an open chart asks again
     this.chart = new Chart({
@@ -851,7 +851,7 @@ class Panel {
     this.tick();
   }
 
-  /** Give a node's values their names; urgency and far are to sort by. */
+  /** Give a node's values their names; urgency and far are for sorting. */
   node(values) {
     const node = Object.fromEntries(this.data.fields.map((field, i) => [field, values[i]]));
     [node.word, node.tone] = this.data.states[node.state];
@@ -898,7 +898,7 @@ class Panel {
     put(this.say, "class", `t-say${failed ? " t-bad" : warn ? " t-warn" : ""}`);
   }
 
-  /** Speak when the state changes; a step, a number or an epoch is no change of state. */
+  /** Announce a change of state; a step, a number or an epoch is not a change of state. */
   announce(data) {
     const words = data.nodes.map((values) => [values[0], data.states[values[3]][0]]);
     const names = words.filter(([, word]) => TROUBLE.includes(word) && word !== "slow").map(([name]) => name).sort();
@@ -907,7 +907,7 @@ class Panel {
     this.key = key;
   }
 
-  /** Show an answer to something that the user pressed. */
+  /** Show the answer to a press of the user. */
   tell(...parts) {
     const text = parts.filter(Boolean);
     this.message.replaceChildren(...text);
@@ -922,7 +922,7 @@ class Panel {
   }
 
   async openTensorBoard() {
-    const url = `${baseUrl()}tfos-nb/tb/${encodeURIComponent(this.data.id)}/`; // the last slash is compulsory
+    const url = `${baseUrl()}tfos-nb/tb/${encodeURIComponent(this.data.id)}/`; // the last slash is required
     const answer = await ask("api/version");
     if (answer === null || !answer.data) {
       this.tell("This page cannot reach TensorBoard by itself: run %tfos_tensorboard in a cell.");
@@ -963,7 +963,7 @@ class Panel {
     }
   }
 
-  /** Ask for a chart's numbers: the Jupyter server, which answers while a cell blocks, or else the kernel. */
+  /** Request a chart's numbers from the Jupyter server, which answers while a cell blocks, or else from the kernel. */
   loadChart(question) {
     this.markTiles();
     return this.question("curves", question);
@@ -990,7 +990,7 @@ class Panel {
     });
   }
 
-  /** Take the kernel's answer to a question of this page. */
+  /** Handle the kernel's answer to a question of this page. */
   hear(message) {
     if (!message || !["curves", "stacks"].includes(message.kind) || !this.answers.has(message.asked)) return;
     this.answers.get(message.asked)(message.data);
@@ -1015,7 +1015,7 @@ class Panel {
     return Boolean(focused && element && element.contains(focused));
   }
 
-  /** Seconds since the kernel sent something. */
+  /** Seconds since the kernel's last message. */
   since() {
     return (performance.now() - this.received) / 1000;
   }
@@ -1035,7 +1035,7 @@ class Panel {
     this.table.tick(since);
   }
 
-  /** Count the elapsed time evenly: a message that came a little late does not set it back. */
+  /** Count the elapsed time evenly: a slightly late message does not set it back. */
   time(since) {
     const { elapsed, ended } = this.data;
     if (elapsed === null) return "";
@@ -1063,7 +1063,7 @@ function split(sentence) {
 
 // --- the notebook's file ---
 
-/** A cluster as a file keeps it: nothing in it counts on, and nothing can be pressed that needs the kernel. */
+/** The cluster's data for the file: times do not advance, and there are no buttons that need the kernel. */
 function still(data) {
   const sentence = `When this notebook was saved, ${new Date().toLocaleString()}: ${data.sentence}`;
   return { ...data, ended: true, stoppable: false, tensorboard: "", left: null, said: "", note: "", saved: true, sentence };

@@ -1,14 +1,14 @@
-// Lines in SVG: axes with ticks, linear or logarithmic, a gap where a value is null, and the values at a place under the
-// pointer or the keyboard. It knows no cluster and no metric. Colours come from chart.css, so it follows the page's theme.
-// A line that belongs to one of several runs has a `label`, and, as the other line of its run, the `run`, its `title` and a
-// `hue`; the lines of a single training differ by their names alone.
+// Lines in SVG: axes with ticks, linear or logarithmic, a gap at each null, and the values at the place of the pointer
+// or the keyboard. It is independent of clusters and metrics. Colours come from chart.css and follow the page's theme.
+// If there are several runs, a line has a `label`, and shares `run`, `title` and `hue` with the other line of its run.
+// The lines of a single training differ only by their names.
 
 import { h, put } from "./elements.js";
 
 const HEIGHT = 300;
 const MARGIN = { left: 58, right: 18, top: 22, bottom: 40 };
-const DOTS_UP_TO = 40; // points of a line
-const NEAR = 0.02; // of the width: how far beside a place the value of one of several runs may be
+const DOTS_UP_TO = 40; // lines with at most so many points get dots
+const NEAR = 0.02; // of the width: how far from a place the value of one of several runs may be
 const LEGEND_ROW = 18; // pixels
 const STEPS_OF_KEYS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
 const OF_A_PICTURE = [
@@ -57,7 +57,7 @@ export function logTicks(low, high) {
   return all.filter((value) => value >= low * 0.999 && value <= high * 1.001);
 }
 
-/** The lowest and the highest value, and a little room around them. */
+/** The lowest and the highest value, with some space around them. */
 function widened(values, share) {
   const low = values.reduce((least, value) => Math.min(least, value), Infinity);
   const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
@@ -72,7 +72,7 @@ export function classes(kind, { name, hue }) {
   return hue === undefined ? `t-${kind}-${name}` : `t-${kind}-${name} t-hue-${hue}`;
 }
 
-/** The lines of each run, in the order of the lines; without runs each line is by itself. */
+/** The lines of each run, in the order of the lines; without runs, each line is a group. */
 export function byRun(lines) {
   const groups = new Map();
   for (const line of lines) {
@@ -87,10 +87,10 @@ const short = (value) => String(Number(value.toPrecision(6)));
 export class Plot {
   constructor() {
     this.data = null; // {by, lines: [{name, x, y, label, run, hue}], recovered}
-    this.xs = []; // at which there is a value
+    this.xs = []; // places that have a value
     this.log = false;
     this.label = "";
-    this.place = null; // in xs, of the values that are shown
+    this.place = null; // index in xs of the values that are shown
     this.drawing = svg("svg", { height: HEIGHT, "aria-hidden": "true" });
     this.marks = svg("g");
     this.tip = h("div", { class: "t-tip", hidden: true });
@@ -167,7 +167,7 @@ export class Plot {
     });
   }
 
-  /** A line in as many pieces as its gaps leave; a point alone is a dot. */
+  /** A line, split at its gaps; a single point is a dot. */
   line(drawn, fits) {
     const { x, y } = drawn;
     const pieces = [[]];
@@ -184,7 +184,7 @@ export class Plot {
     return [...strokes, ...dots.flat().map(([cx, cy]) => svg("circle", { class: css, cx, cy, r: 2.6 }))];
   }
 
-  /** Say to a screen reader what is drawn. */
+  /** Describe the drawing to a screen reader. */
   describe() {
     const { by, lines, recovered } = this.data;
     const known = lines.map((line) => {
@@ -205,7 +205,7 @@ export class Plot {
     return this.data.lines.map((line) => [line, line.y[line.x.lastIndexOf(x)] ?? null]);
   }
 
-  /** As values(), but of several runs, whose steps were reported at other places, the value nearest by. */
+  /** Like values(), but for several runs the nearest value, since their steps were reported at different places. */
   valuesNear(x) {
     const room = (this.xs.at(-1) - this.xs[0]) * NEAR;
     return this.values(x).map(([line, value]) => {
@@ -233,7 +233,7 @@ export class Plot {
     this.mark(event.key === "Home" ? 0 : event.key === "End" ? last : Math.min(last, Math.max(0, here + step)));
   }
 
-  /** Mark the values at a place; null: none. */
+  /** Mark the values at a place; null marks none. */
   mark(place) {
     this.place = this.drawn && place !== null ? Math.min(place, this.xs.length - 1) : null;
     put(this.tip, "hidden", this.place === null);
@@ -254,7 +254,7 @@ export class Plot {
     this.tip.style.left = `${left}px`;
   }
 
-  /** A row for each line; for each run, if there are several. */
+  /** A row for each line, or for each run if there are several. */
   tipRows(found) {
     const values = new Map(found);
     return byRun([...values.keys()]).map((lines) => {
@@ -263,7 +263,7 @@ export class Plot {
     });
   }
 
-  /** The drawing by itself: with the colours that the page gives it, on the page's background. */
+  /** The drawing as a separate picture, with the page's colours and background. */
   picture() {
     this.marks.replaceChildren();
     const legend = this.legend();
@@ -286,7 +286,7 @@ export class Plot {
     return { text: new XMLSerializer().serializeToString(copy), width, height };
   }
 
-  /** What a picture by itself has below its axes: the names of the runs, if there are several. */
+  /** The legend of a separate picture, below its axes: the names of the runs, if there are several. */
   legend() {
     const element = svg("g");
     const lines = this.data.lines.filter(({ run }) => run !== undefined);

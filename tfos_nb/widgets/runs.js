@@ -1,7 +1,7 @@
-// The table of recorded runs, for anywidget. The kernel sends one dictionary (runs/data.py says what is in it) and, when it
-// is asked, the curves of the chosen runs with what they differ in. Text from outside becomes text nodes, never markup.
+// The table of recorded runs, for anywidget. The kernel sends one dictionary (described in runs/data.py) and, if
+// asked, the curves of the chosen runs and their differences. Text from outside becomes text nodes, never markup.
 //
-// render() sends nothing: a message sent from it would go to the kernel's busy shell and hold up all that follow.
+// render() sends nothing: a message sent from it would go to the kernel's busy shell and delay all later ones.
 
 import { Chart, sample } from "./chart.js";
 import { button, h, put, unique, write } from "./elements.js";
@@ -9,7 +9,7 @@ import { keepIn } from "./keeper.js";
 import { Announcer, compare, duration, keepKeys, pill } from "./page.js";
 import { number, title } from "./plot.js";
 
-const HUES = 10; // colours in chart.css, and so the runs in one chart
+const HUES = 10; // colours in chart.css, which limit the runs in one chart
 const WITHIN = 120_000; // milliseconds for the kernel to answer: it may have to read a store
 const NO_KERNEL = "The kernel that listed these runs has ended: run %tfos_runs again.";
 const AS_SAVED = "This table is as it was when the notebook was saved: run %tfos_runs for curves and newer runs.";
@@ -28,7 +28,7 @@ function shown(value, metric) {
   return metric ? number(value) : String(Number(value.toPrecision(6)));
 }
 
-/** Values of a column to sort by: numbers if all are, else texts. */
+/** Values of a column for sorting: numbers if all values are, else texts. */
 function sortable(values) {
   const known = values.filter((value) => value !== null && value !== "");
   if (known.every((value) => typeof value === "number")) return values.map((value) => (value === "" ? null : value));
@@ -56,7 +56,7 @@ function columnsOf(data) {
   return [...FIXED, ...metrics, ...given];
 }
 
-/** One run in the table. Its colour shows while it is chosen. */
+/** One run in the table. Its colour is shown while it is chosen. */
 class RunRow {
   constructor(run, columns, choose) {
     this.run = run;
@@ -82,7 +82,7 @@ class RunRow {
   }
 }
 
-/** The rows, in the order of a column, without those that the filter leaves out. */
+/** The rows, in the order of a column, without those that the filter hides. */
 class RunTable {
   constructor(choose, tell) {
     this.choose = choose;
@@ -129,7 +129,7 @@ class RunTable {
     if (focused) focused.focus({ preventScroll: true });
   }
 
-  /** Leave out the rows that lack one of these words; return how many are left. */
+  /** Hide the rows that lack one of these words; return how many remain. */
   filter(words) {
     const left = this.rows.filter(({ run, element }) => {
       const fits = words.every((word) => run.search.includes(word));
@@ -139,7 +139,7 @@ class RunTable {
     return left.length;
   }
 
-  /** The arrow keys go from box to box. */
+  /** Move from checkbox to checkbox by the arrow keys. */
   walk(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -150,7 +150,7 @@ class RunTable {
   }
 }
 
-/** Below the chart: the facts of one run, or what several differ in. */
+/** Below the chart: the facts of one run, or the differences of several. */
 class About {
   constructor() {
     this.element = h("div", { hidden: true });
@@ -206,8 +206,8 @@ class RunsPage {
   constructor(model) {
     this.model = model;
     this.data = { runs: [] };
-    this.hues = new Map(); // of the chosen runs, by id
-    this.answers = new Map(); // of the kernel, by the number of the question
+    this.hues = new Map(); // colours of the chosen runs, by id
+    this.answers = new Map(); // handlers of the kernel's answers, by the number of the question
     this.asked = 0;
     this.announcer = new Announcer();
     this.table = new RunTable((row, chosen) => this.choose(row, chosen), (text) => this.announcer.say(text));
@@ -270,7 +270,7 @@ class RunsPage {
     if (text) this.announcer.say(text);
   }
 
-  // --- which runs ---
+  // --- choice of runs ---
 
   filter() {
     const words = this.words.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -318,9 +318,9 @@ class RunsPage {
     put(this.none, "hidden", !size);
   }
 
-  // --- what the kernel is asked ---
+  // --- requests to the kernel ---
 
-  /** Show the curves of the chosen runs, and what else the kernel says of them. */
+  /** Show the curves of the chosen runs, and their facts or differences. */
   compare() {
     if (this.hues.size) {
       this.chart.renew();
@@ -345,7 +345,7 @@ class RunsPage {
     return bare ? chart : { ...chart, lines: chart.lines.map((line) => this.named(line)) };
   }
 
-  /** Give a line of one of several runs its name and its colour. */
+  /** Give a line its name and colour, if there are several runs. */
   named(line) {
     if (line.run === undefined) return line;
     const run = this.data.runs.find(({ id }) => id === line.run);
@@ -382,7 +382,7 @@ class RunsPage {
     });
   }
 
-  /** Take the kernel's answer to a question of this page. */
+  /** Handle the kernel's answer to a question of this page. */
   hear(message) {
     if (!message || !this.answers.has(message.asked)) return;
     this.answers.get(message.asked)(message.data);

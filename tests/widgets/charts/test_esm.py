@@ -1,4 +1,4 @@
-"""A widget's script is one text: its parts are joined, each once, and no two of them share a name."""
+"""A widget's script is one text: its parts are joined, each once, and they define no name twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_panels_script_is_one_module() -> None:
     )
 
 
-def test_the_table_of_runs_has_what_it_shares_with_the_panel_but_not_the_panel() -> None:
+def test_the_script_of_runs_has_the_shared_parts_but_not_the_panel() -> None:
     text = joined("runs.js")
     assert not re.search(r"^import ", text, re.MULTILINE)
     for once in ("class Chart ", "class Keeper ", "class RunsPage "):
@@ -33,10 +33,10 @@ def test_the_table_of_runs_has_what_it_shares_with_the_panel_but_not_the_panel()
 
 
 @pytest.mark.parametrize("script", ["panel.js", "runs.js"])
-def test_no_name_is_given_twice(script: str) -> None:
+def test_no_name_is_defined_twice(script: str) -> None:
     given = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", joined(script), re.MULTILINE)
     assert [name for name, times in Counter(given).items() if times > 1] == []
 
 
-def test_a_file_without_imports_is_itself() -> None:
+def test_a_file_without_imports_is_unchanged() -> None:
     assert joined("panel.css").startswith("/* The look of the panel")

@@ -1,1 +1,1 @@
-"""What an object shows at the end of a cell, as HTML and as text."""
+"""Displays of objects at the end of a cell, as HTML and as text."""

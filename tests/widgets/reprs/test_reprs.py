@@ -1,4 +1,4 @@
-"""What an object shows at the end of a cell: by IPython's own protocol, in its own shell, and sanitized."""
+"""Displays of objects at the end of a cell: by IPython's protocol, in its shell, and sanitized."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KERNEL = type("InKernel", (), {"has_trait": staticmethod(lambda name: name == "k
 
 
 class Watched(Rich):
-    """A cluster as far as its display goes."""
+    """A cluster with the parts that its display needs."""
 
     _rich = "cluster"
 
@@ -60,7 +60,7 @@ def history() -> History:
 
 
 def skipped(files: dict[str, Damage]) -> Skipped:
-    """Make a count without the Spark whose accumulator it reads."""
+    """Make a Skipped without Spark, whose accumulator it usually reads."""
     made = Skipped.__new__(Skipped)
     made.accumulator = type("Accumulated", (), {"value": files})
     return made
@@ -88,7 +88,7 @@ NAMES = ("cluster", "plan", "history", "fitted", "saved", "skipped")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ipython_shows_html_with_text_beside(things: dict[str, Any], name: str) -> None:
+def test_ipython_shows_html_and_text(things: dict[str, Any], name: str) -> None:
     bundle = shown(things[name])
     assert set(bundle) == {"text/html", "text/plain"}
     page = Page(bundle["text/html"])
@@ -100,13 +100,13 @@ def test_ipython_shows_html_with_text_beside(things: dict[str, Any], name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_terminal_gets_text_alone(things: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_only_text(things: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     assert set(shown(things[name])) == {"text/plain"}
     assert all(len(line) <= 120 for line in shown(things[name])["text/plain"].splitlines())
 
 
-def test_every_class_that_is_shown_has_a_rendering() -> None:
+def test_every_class_with_a_display_has_a_rendering() -> None:
     import tfos_nb.cluster  # noqa: F401 - one of the classes
 
     kinds = [kind for kind in Rich.__subclasses__() if kind.__module__.startswith("tfos_nb.")]
@@ -126,7 +126,7 @@ def test_a_shell_shows_a_value_at_the_end_of_its_cell(shell: InteractiveShell, t
     assert "tfos-panel" in published[0]["text/html"]
 
 
-def test_a_display_imports_neither_spark_nor_what_draws_and_serves() -> None:
+def test_a_display_imports_no_heavy_package() -> None:
     heavy = ("pyspark", "tensorflow", "keras", "pandas", "matplotlib", "aiohttp", "ipywidgets", "anywidget", "grpc")
     code = (
         "import sys; from tfos_nb import ClusterPlan; plan = ClusterPlan(workers=2);"
@@ -140,7 +140,7 @@ def test_a_display_imports_neither_spark_nor_what_draws_and_serves() -> None:
 # --- a cluster
 
 
-def test_a_cluster_is_its_panel_with_its_curves(running: ClusterState, history: History) -> None:
+def test_a_cluster_is_shown_as_its_panel_with_curves(running: ClusterState, history: History) -> None:
     html = shown(Watched(running, history))["text/html"]
     page = Page(html)
     assert "worker:0 and worker:1 train, epoch 2 of 3." in page.text
@@ -159,7 +159,7 @@ def test_the_links_lead_through_the_servers_proxy(running: ClusterState, monkeyp
     assert '<a class="t-button" href="/user/alice/proxy/4040/jobs/" target="_blank" rel="noopener noreferrer">' in html
 
 
-def test_no_link_leads_to_a_spark_without_a_ui_or_from_databricks(
+def test_there_is_no_link_without_a_spark_ui_or_on_databricks(
     running: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cluster_display.links_to(Watched(running), running) == []
@@ -176,7 +176,7 @@ def test_no_link_leads_to_a_spark_without_a_ui_or_from_databricks(
 # --- a plan
 
 
-def test_a_plan_says_which_node_has_what() -> None:
+def test_a_plan_shows_the_resources_of_each_node() -> None:
     plan = ClusterPlan(workers=1, ps=1, gpus=2, driver_ps_nodes=True, name="clicks")
     text = Page(shown(plan)["text/html"]).text
     assert "worker:01 CPU and 2 GPU, fed from Spark" in text
@@ -220,7 +220,7 @@ def test_a_long_history_shows_its_last_epochs() -> None:
 
 
 @pytest.mark.parametrize("values", [(math.nan, math.nan), (1.0, math.inf), (1e300, -1e300), (0.0, 0.0), (1e-320, 0.0)])
-def test_a_chart_bears_any_numbers(values: tuple[float, ...]) -> None:
+def test_a_chart_accepts_any_numbers(values: tuple[float, ...]) -> None:
     html = shown(FittedHistory([{"loss": value} for value in values]))["text/html"]
     assert Page(html).open == []
     assert "nan" not in "".join(part for part in html.split('points="')[1:])
@@ -239,7 +239,7 @@ def test_names_from_outside_are_escaped(running: ClusterState) -> None:
 # --- TFRecord files
 
 
-def test_a_write_says_how_much_and_where() -> None:
+def test_a_write_shows_its_size_and_its_path() -> None:
     text = Page(shown(Saved("/data/digits", 4, 1797, 493_562))["text/html"]).text
     for told in ("/data/digits", "Files 4", "Rows 1,797", "Size 494 kB", "123 kB on average"):
         assert told in text
@@ -247,7 +247,7 @@ def test_a_write_says_how_much_and_where() -> None:
     assert "secret" not in shown(Saved("s3://key:secret@bucket/x", 1, 1, 1))["text/html"]
 
 
-def test_what_was_left_out_is_listed_by_file() -> None:
+def test_skipped_records_are_listed_by_file() -> None:
     files = {f"file:///data/part-{number:02}": Damage(2, 40, "too short") for number in range(25)}
     text = Page(shown(skipped(files))["text/html"]).text
     assert "50 damaged places" in text
@@ -262,8 +262,8 @@ KEPT_BY_GITHUB = ("a", "b", "br", "caption", "code", "details", "div", "figcapti
 KEPT_TABLES = ("table", "tbody", "td", "th", "thead", "tr")
 
 
-def test_a_sanitized_panel_keeps_its_sentence_its_tables_and_its_links(running: ClusterState, history: History) -> None:
-    """Where neither a style nor a drawing is left, as in GitHub's view of a notebook."""
+def test_a_sanitized_panel_keeps_its_sentence_tables_and_links(running: ClusterState, history: History) -> None:
+    """GitHub's view of a notebook removes styles and drawings."""
     bleach = pytest.importorskip("bleach")
     state = replace(running, status=ClusterStatus.DONE, points=tuple(history.points()))
     html = render_html(state, links=[("Spark UI", "http://driver:4040")])

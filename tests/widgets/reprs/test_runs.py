@@ -1,4 +1,4 @@
-"""Recorded runs at the end of a cell: one, and several as a table; as HTML and as text."""
+"""Displays of recorded runs at the end of a cell: one run, and a table of several, as HTML and as text."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_a_run_shows_its_facts_its_curves_and_its_last_epochs() -> None:
     ]
 
 
-def test_a_run_that_failed_says_why_with_its_traceback_folded() -> None:
+def test_a_failed_run_shows_its_error_and_a_folded_traceback() -> None:
     bundle = shown(a_run(status="FAILED", error=ERROR))
     assert '<div class="t-say t-bad">worker:1 on hdp-c02: ValueError: label 10<details>' in bundle["text/html"]
     assert "error      worker:1 on hdp-c02: ValueError: label 10" in bundle["text/plain"]
 
 
-def test_a_run_of_a_killed_kernel_is_shown_as_far_as_it_was_recorded() -> None:
+def test_a_run_of_a_killed_kernel_shows_what_was_recorded() -> None:
     text = Page(shown(a_run(status="RUNNING"))["text/html"]).text
     assert "killed" in text
     assert "as far as it was recorded" in text
@@ -117,7 +117,7 @@ def test_a_run_without_reports_has_no_curves() -> None:
 # --- several
 
 
-def test_runs_are_a_table_the_newest_first() -> None:
+def test_runs_are_shown_as_a_table_newest_first() -> None:
     bundle = shown(several())
     page = Page(bundle["text/html"])
     assert page.open == []
@@ -145,7 +145,7 @@ def test_an_empty_directory_says_what_to_do() -> None:
         assert "No runs here yet: each cluster leaves one in its model_dir" in bundle[kind]
 
 
-def test_many_runs_are_cut_and_the_rest_is_counted() -> None:
+def test_of_many_runs_the_first_are_shown_and_the_rest_counted() -> None:
     many = Runs([a_run(f"r{number}", started=1e9 + number) for number in range(1_234)])
     bundle = shown(many)
     assert len(bundle["text/html"]) < 90_000
@@ -154,13 +154,13 @@ def test_many_runs_are_cut_and_the_rest_is_counted() -> None:
         assert "and 1,184 more" in bundle[kind]
 
 
-def test_arguments_that_differ_and_have_no_column_are_named() -> None:
+def test_differing_arguments_without_a_column_are_named() -> None:
     wide = [a_run(run, arguments={f"a{number}": f"{run}{number}" for number in range(20)}) for run in ("x", "y")]
     text = Page(shown(Runs(wide))["text/html"]).text
     assert "also different: a4, a5, a6, a7, a8, a9, a10, a11 and 8 more" in text
 
 
-def test_what_comes_from_outside_is_escaped_and_has_no_password() -> None:
+def test_texts_from_outside_are_escaped_and_have_no_passwords() -> None:
     nasty = a_run(
         NASTY,
         name=NASTY,
@@ -183,7 +183,7 @@ def test_what_comes_from_outside_is_escaped_and_has_no_password() -> None:
         assert "d34d" not in bundle["text/html"] + bundle["text/plain"]
 
 
-def test_what_is_read_from_files_is_shown(tmp_path: Path) -> None:
+def test_runs_read_from_files_are_shown(tmp_path: Path) -> None:
     (tmp_path / "tfos_runs").mkdir()
     for run in several():
         (tmp_path / "tfos_runs" / f"{run.id}.json").write_text(to_json(run))
@@ -204,6 +204,6 @@ def test_differences_have_their_kind() -> None:
     assert words.differences([one]) == words.differences([]) == []
 
 
-def test_the_arguments_that_most_runs_have_come_first() -> None:
+def test_arguments_that_most_runs_have_come_first() -> None:
     found = [a_run(str(number), arguments={"lr": number, **({"odd": 1} if number == 2 else {})}) for number in range(3)]
     assert words.columns([found[2], *found[:2]], 1) == (["lr"], ["odd"])

@@ -1,4 +1,4 @@
-"""The table of runs for the page: its data within bounds, its answers, and the widget with a comm of this test's."""
+"""The table of runs for the page: its bounded data, its answers, and the widget with a comm of the test."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def rows(model: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(model["fields"], row, strict=True)) for row in model["runs"]]
 
 
-# --- what the page gets
+# --- the data of the page
 
 
-def test_a_row_has_what_is_shown_sorted_and_searched() -> None:
+def test_a_row_has_the_values_to_show_sort_and_search() -> None:
     model = json.loads(json.dumps(page_model(several())))
     assert (model["place"], model["total"], model["empty"]) == ("/models", 4, "")
     assert (model["metrics"], model["arguments"]) == (["loss", "accuracy", "val_loss"], ["lr", "optimizer"])
@@ -51,8 +51,10 @@ def test_a_row_has_what_is_shown_sorted_and_searched() -> None:
     assert first["search"] == "digits aa11 done lr=0.01 units=64 optimizer=adam loss val_loss accuracy"
 
 
-def test_numbers_that_are_none_are_texts() -> None:
-    json.dumps(page_model(Runs([a_run(arguments={"n": 10**400})])), allow_nan=False)  # of a file by another program
+def test_non_finite_and_huge_numbers_become_texts() -> None:
+    json.dumps(
+        page_model(Runs([a_run(arguments={"n": 10**400})])), allow_nan=False
+    )  # an argument in a file of another program
     model = page_model(Runs([a_run(arguments={"a": 1}), a_run("b", arguments={"a": float("inf")})]))
     assert sorted(str(row["arguments"][0]) for row in rows(model)) == ["1", "inf"]
     broken = Run("c", "digits", "DONE", 0.0, 1.0, 1.0, epochs=({"epoch": 1, "loss": float("nan")},))
@@ -60,7 +62,7 @@ def test_numbers_that_are_none_are_texts() -> None:
     json.dumps(page_model(Runs([broken])), allow_nan=False)
 
 
-def test_the_message_is_bounded_however_many_and_long_the_runs_are() -> None:
+def test_the_message_is_bounded_for_any_number_and_length_of_runs() -> None:
     long = {f"argument_{number}": "x" * 400 for number in range(60)}
     many = Runs([a_run(f"r{number}", started=1e9 + number, arguments=long | {"lr": number}) for number in range(700)])
     model = page_model(many)
@@ -69,11 +71,11 @@ def test_the_message_is_bounded_however_many_and_long_the_runs_are() -> None:
     assert rows(model)[0]["id"] == "r699", "the newest"
 
 
-def test_no_run_is_a_sentence() -> None:
+def test_without_runs_there_is_a_sentence() -> None:
     assert page_model(Runs([], "/models"))["empty"].startswith("No runs here yet")
 
 
-def test_several_runs_are_answered_with_their_curves_and_what_they_differ_in() -> None:
+def test_several_runs_are_answered_with_curves_and_differences() -> None:
     data = answer(several(), ["aa11", "bb22"], "accuracy", "epoch")
     assert [(line["run"], line["name"]) for line in data["chart"]["lines"]] == [
         ("aa11", "training"),
@@ -87,7 +89,7 @@ def test_several_runs_are_answered_with_their_curves_and_what_they_differ_in() -
     assert answer(several(), ["aa11", "bb22"], "auc")["chart"]["metric"] == "loss", "one of an earlier choice"
 
 
-def test_one_run_is_answered_with_its_facts_its_curves_and_its_error() -> None:
+def test_one_run_is_answered_with_facts_curves_and_error() -> None:
     data = answer(several(), ["aa11"])
     assert [line["name"] for line in data["chart"]["lines"]] == ["training", "validation"]
     assert ("Arguments", "lr 0.01, units 64, optimizer adam") in data["facts"]
@@ -97,7 +99,7 @@ def test_one_run_is_answered_with_its_facts_its_curves_and_its_error() -> None:
     assert failed["chart"] == {"message": "This run has reported no metric, so there is no curve."}
 
 
-def test_a_choice_that_cannot_be_shown_is_refused() -> None:
+def test_an_invalid_choice_of_runs_is_refused() -> None:
     with pytest.raises(PlanError, match="no run has the id 'zz' any more: refresh the table"):
         answer(several(), ["aa11", "zz"])
     many = Runs([a_run(f"r{number}") for number in range(MOST_COMPARED + 1)])
@@ -146,7 +148,7 @@ def say(wire: Messages) -> Say:
     return send
 
 
-def test_the_page_asks_for_curves_and_gets_the_answer_to_its_question(say: Say, shell: InteractiveShell) -> None:
+def test_a_request_for_curves_gets_its_answer(say: Say, shell: InteractiveShell) -> None:
     table = RunsTable(several, several())
     told = say(table, {"kind": "curves", "asked": 3, "runs": ["aa11", "bb22"], "metric": "loss", "by": "step"})
     assert (told["kind"], told["asked"]) == ("curves", 3)
@@ -161,7 +163,7 @@ def test_a_refresh_reads_the_directory_again(say: Say, shell: InteractiveShell) 
     assert [row["id"] for row in rows(table.widget.table)] == ["new"]
 
 
-def test_an_error_is_told_to_the_page(say: Say, shell: InteractiveShell) -> None:
+def test_an_error_is_sent_to_the_page(say: Say, shell: InteractiveShell) -> None:
     def gone() -> Runs:
         raise PlanError("/models does not exist")
 
@@ -210,7 +212,7 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_jupyter_gets_the_widget_with_the_static_table_beside(
+def test_jupyter_gets_the_widget_and_the_static_table(
     wire: Messages, shell: InteractiveShell, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TFOS_NB_PROGRESS", "widget")
@@ -250,7 +252,7 @@ def test_databricks_gets_the_static_table(
     assert set(captured._outputs[0]["data"]) == {"text/html", "text/plain"}
 
 
-def test_a_directory_that_is_not_there_is_refused(models: Path) -> None:
+def test_a_missing_directory_is_refused(models: Path) -> None:
     with pytest.raises(PlanError, match="does not exist"):
         show_runs(str(models / "missing"))
     assert len(runs(models)) == 4
