@@ -1,4 +1,4 @@
-"""Spark as it is deployed: programs are submitted to standalone, YARN and Connect, and to several hosts, all real.
+"""Spark as it is deployed: programs are submitted to real standalone, YARN and Connect clusters, and to several hosts.
 
-The daemons are started on this machine. Everything else is run on the ``local-cluster`` of ``tests/conftest.py``.
+The daemons are started on this machine. All other tests use the ``local-cluster`` of ``tests/conftest.py``.
 """

@@ -16,7 +16,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 @contextmanager
 def connect_server(home: Path, folder: Path, *, executors: int, cores: int) -> Iterator[str]:
-    """Start one on loopback; it is gone afterwards, with its executors. ``home`` is SPARK_HOME."""
+    """Start a server on loopback; end it afterwards, with its executors. ``home`` is SPARK_HOME."""
     (port,) = daemons.free_ports(1)
     settings = {
         **ON_LOOPBACK,

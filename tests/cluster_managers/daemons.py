@@ -1,4 +1,4 @@
-"""Daemons of a cluster for a test: started with a deadline, each with a log, and gone afterwards whatever happens."""
+"""Daemons of a cluster for a test: started with a deadline, each with a log, and always ended afterwards."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import psutil
 from tests.waiting import until
 
 PATIENCE = 180.0
-# Becomes another program, which is killed when the thread that started it is gone. Not between fork and exec of this
-# process: what its other threads hold at a fork is held for ever in the child.
+# Becomes another program, which is killed when the thread that started it ends. It is not done between fork and exec
+# of this process, because locks that other threads hold at a fork are held forever in the child.
 _TIED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-_PORTS = range(12_000, 32_000)  # below those that the kernel gives to whoever asks for any
+_PORTS = range(12_000, 32_000)  # below the ephemeral ports of the kernel
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """One that runs; it is the leader of its process group."""
+    """A running daemon, which is the leader of its process group."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def told(self, pattern: str) -> str:
-        """Wait until it has logged something, and return what is in the parentheses."""
+        """Wait until the log matches ``pattern``; return the group in parentheses."""
         until(lambda: self.ended or re.search(pattern, self.log.read_text(errors="replace")), PATIENCE)
         found = re.search(pattern, self.log.read_text(errors="replace"))
         assert found, f"{self.name} did not say {pattern!r}:\n{self.tail}"
@@ -48,7 +48,7 @@ class Daemon:
         return self.log.read_text(errors="replace")[-4000:]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it and what is in its group."""
+        """End the daemon and its process group."""
         _signal(self.process.pid, number)
         try:
             self.process.wait(timeout=20)
@@ -63,7 +63,7 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Daemon:
-    """Start a daemon. It dies with the thread that starts it, even if that is killed."""
+    """Start a daemon. It is killed when the thread that started it ends."""
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -79,7 +79,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str], fol
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens on; they are held until all have been found, so no two are the same."""
+    """Find free ports. They are held until all have been found, so that no two are the same."""
     found: list[int] = []
     first = os.getpid() * 97 % len(_PORTS)
     with contextlib.ExitStack() as held:
@@ -94,7 +94,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def processes_in(folder: Path) -> Iterator[psutil.Process]:
-    """Find the processes that work in a folder: YARN's containers begin in one of their own."""
+    """Find the processes that run in a folder: each of YARN's containers starts in its own folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if Path(process.cwd()).is_relative_to(folder):
@@ -102,7 +102,7 @@ def processes_in(folder: Path) -> Iterator[psutil.Process]:
 
 
 def end_all_in(folder: Path) -> None:
-    """Kill what works in a folder, and wait until it is gone."""
+    """Kill the processes that run in a folder, and wait until they are gone."""
 
     def gone() -> bool:
         left = [process for process in processes_in(folder) if process.pid != os.getpid()]

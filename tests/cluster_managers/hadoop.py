@@ -1,13 +1,13 @@
-"""HDFS and YARN for a test: Hadoop's own daemons on loopback, whose jars ``make test-yarn`` fetches.
+"""HDFS and YARN for a test: Hadoop's daemons on loopback, with the jars that ``make test-yarn`` fetches.
 
 ::
 
     NameNode, DataNode            hdfs://127.0.0.1:PORT
     ResourceManager
-    NodeManager on 127.0.0.1, NodeManager on 127.0.0.2: two hosts, as far as YARN and Spark can see
+    NodeManager on 127.0.0.1, NodeManager on 127.0.0.2: two hosts for YARN and Spark
 
-Everything is in one folder: configuration, logs, blocks, and the containers' own folders, by which the containers are
-found when they are to be ended.
+Everything is in one folder: configuration, logs, blocks, and the folders of the containers, by which their
+processes are found and ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfos_nb.spark.java import find_java
 
 JARS = Path(os.environ.get("TFOS_NB_HADOOP", Path(__file__).parents[2] / ".venv" / "hadoop"))
 PATIENCE = 180.0
-# Of the pmem check's memory a node's TensorFlow has about 0.7 GiB; a container here has 2 GiB.
+# By the pmem check a node's TensorFlow uses about 0.7 GiB. A container here has 2 GiB.
 NODE_MEMORY, NODE_CORES = 5120, 8
 _OPENED = ("java.base/java.lang", "java.base/java.util", "java.base/java.net")
 _LOG4J = """\
@@ -41,7 +41,7 @@ log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{1}: %m%n
 
 @dataclass
 class Hadoop:
-    """The daemons, and how to reach them."""
+    """The daemons, and their addresses."""
 
     folder: Path
     ports: dict[str, int]
@@ -68,15 +68,15 @@ class Hadoop:
             return json.load(answer)
 
     def nodes(self, state: str = "RUNNING") -> int:
-        """Count the NodeManagers in a state. They call themselves what the machine's resolver makes of the address."""
+        """Count the NodeManagers in a state. Their names are what the machine's resolver returns for the address."""
         return len((self.asked(f"nodes?states={state}")["nodes"] or {}).get("node", []))
 
     def node_folder(self, host: str) -> Path:
-        """Return where a NodeManager keeps its containers."""
+        """Return the folder in which a NodeManager keeps its containers."""
         return self.folder / f"node-{host}"
 
     def start_node(self, host: str) -> None:
-        """Start a NodeManager, and wait until YARN counts on it."""
+        """Start a NodeManager, and wait until YARN counts it."""
         place = self.node_folder(host)
         settings = {
             "yarn.nodemanager.hostname": host,
@@ -92,12 +92,12 @@ class Hadoop:
         self._wait(lambda: self.nodes() > others, f"nodemanager-{host}")
 
     def lose_node(self, host: str) -> None:
-        """Kill a NodeManager and all that runs in its containers at once, as a host dies."""
+        """Kill a NodeManager and all processes in its containers at once, as when a host dies."""
         self.running.pop(f"nodemanager-{host}").stop(signal.SIGKILL)
         daemons.end_all_in(self.node_folder(host))
 
     def start(self) -> None:
-        """Start them all, and wait until files can be written and containers started."""
+        """Start all daemons, and wait until files can be written and containers started."""
         jars = list(JARS.glob("hadoop-yarn-server-nodemanager-*.jar"))
         assert jars, f"{JARS} has no jars of Hadoop: make test-yarn fetches them (TFOS_NB_HADOOP names another folder)"
         self._configure()
@@ -112,7 +112,7 @@ class Hadoop:
             self.start_node(host)
 
     def stop(self) -> None:
-        """End them all, and what runs in containers; at once, since nobody needs their files any more."""
+        """Kill all daemons and all processes in containers; nobody needs their files any more."""
         for daemon in reversed(self.running.values()):
             daemon.stop(signal.SIGKILL)
         self.running.clear()
@@ -157,7 +157,7 @@ class Hadoop:
 
     def _configure(self) -> None:
         self.conf.mkdir()
-        # The pages of the daemons are not in the jars; their folders have to be there all the same.
+        # The jars do not contain the web pages of the daemons, but their folders must exist.
         for page in ("hdfs", "datanode"):
             (self.conf / "webapps" / page).mkdir(parents=True)
         (self.conf / "log4j.properties").write_text(_LOG4J)
@@ -208,7 +208,7 @@ def _write(file: Path, settings: Mapping[str, object]) -> None:
 
 @contextmanager
 def hadoop_cluster(folder: Path) -> Iterator[Hadoop]:
-    """Start HDFS and YARN; nothing of them is left afterwards, but their logs in the folder."""
+    """Start HDFS and YARN; only their logs in the folder are left afterwards."""
     parts = ["namenode", "namenode.http", "resourcemanager"]
     parts += [f"resourcemanager.{part}" for part in ("scheduler", "resource-tracker", "admin", "webapp")]
     hadoop = Hadoop(folder, dict(zip(parts, daemons.free_ports(len(parts)), strict=True)))

@@ -1,4 +1,4 @@
-"""Hosts for a test: network namespaces of this machine, each with an address of its own, on a bridge between them."""
+"""Hosts for a test: network namespaces of this machine, each with its own address, connected by a bridge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace: what is started by :meth:`command` has its address, and no other way to the rest."""
+    """A network namespace: processes started by :meth:`command` have its address and only its network."""
 
     name: str
     address: str
@@ -25,12 +25,12 @@ class Host:
     """A directory that is this host's own: each of the commands sees an empty one there."""
 
     def command(self, *words: str) -> tuple[str, ...]:
-        """Return the command that runs another one there."""
+        """Return the command that runs another command on this host."""
         own = ("sh", "-c", f'mount -t tmpfs own "{self.disk}" && exec "$@"', "sh") if self.disk else ()
         return ("ip", "netns", "exec", self.name, *own, *words)
 
     def of_tfos_nb(self) -> dict[int, str]:
-        """Return which processes of tfos_nb's run there: their numbers, and the modules that they are."""
+        """Return the processes of tfos_nb on this host: their pids, with the modules that they run."""
         found = {}
         for number in map(int, _run("ip", "netns", "pids", self.name).split()):
             with contextlib.suppress(psutil.Error):  # it has ended
@@ -41,15 +41,15 @@ class Host:
         return found
 
     def cut_off(self) -> None:
-        """Pull its cable: packets go nowhere, and nobody is told."""
+        """Disconnect the host: packets are lost without an error."""
         _ip("link", "set", self.link, "down")
 
     def connect(self) -> None:
-        """Put it in again."""
+        """Connect the host again."""
         _ip("link", "set", self.link, "up")
 
     def slow_down(self, rate: str) -> None:
-        """Let no more through, in either direction, than such as ``20mbit``."""
+        """Limit the rate in both directions, for example to ``20mbit``."""
         limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
         _run("tc", "qdisc", "add", "dev", self.link, *limit)
         _run(*self.command("tc", "qdisc", "add", "dev", "eth0", *limit))
@@ -57,14 +57,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Network:
-    """The hosts, and the address by which they reach this machine's own network."""
+    """The hosts, and the address of this machine in their network."""
 
     address: str
     hosts: tuple[Host, ...]
 
 
 def why_not() -> str:
-    """Say why this machine has no such hosts; empty if it can."""
+    """Return why this machine cannot make such hosts; empty if it can."""
     if shutil.which("ip") is None:
         return "network namespaces need the command ip (iproute2)"
     tried = _names(1)
@@ -77,7 +77,7 @@ def why_not() -> str:
 
 @contextmanager
 def network(count: int, disk: str = "") -> Iterator[Network]:
-    """Make so many hosts; they are gone afterwards. ``disk`` is a directory that each has for itself."""
+    """Make ``count`` hosts; remove them afterwards. ``disk`` is a directory of which each host has its own."""
     with _network(_names(count), disk) as made:
         yield made
 

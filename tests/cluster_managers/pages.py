@@ -1,4 +1,4 @@
-"""Blocks as a page has them, run on a test's cluster: nothing is replaced in them but what is the reader's own."""
+"""Run the code blocks of a page on a test's cluster; only the reader's own hosts and paths are replaced."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def as_written(
     first: str = "",
     then: str = "",
 ) -> Iterator[daemons.Daemon]:
-    """Run a block by bash or by Python, the checkout's notebooks beside it; what it started is ended afterwards.
+    """Run a block with bash or Python, beside the checkout's notebooks; end its processes afterwards.
 
-    ``settings`` are those of the cluster's ``spark-defaults.conf``; ``first`` and ``then`` are what the page does not
-    show: what its reader has written before the block and after it.
+    ``settings`` are those of the cluster's ``spark-defaults.conf``; ``first`` and ``then`` are the code
+    before and after the block, which the page does not show.
     """
     conf = folder / "spark-conf"
     conf.mkdir(parents=True)
     lines = (f"{key} {value}\n" for key, value in (settings or {}).items())
     (conf / "spark-defaults.conf").write_text("".join(lines))
     (folder / "notebooks").symlink_to(CHECKOUT / "notebooks")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # an environment that is active
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in an active environment
     whole = environment_of({"PATH": path, "SPARK_CONF_DIR": str(conf), **(environment or {})}, home)
     language, text = written(name, own)
     command = {"bash": ["bash", "-euc"], "python": [sys.executable, "-c"]}[language]

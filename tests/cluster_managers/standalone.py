@@ -1,4 +1,4 @@
-"""A Spark standalone cluster for a test: its own master and worker daemons, from PySpark's package."""
+"""A Spark standalone cluster for a test, with master and worker daemons from PySpark's package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfos_nb.spark.java import find_java
 
 @dataclass(frozen=True)
 class Standalone:
-    """A cluster that runs: its master's URL, its workers, and where they keep what drivers in the cluster write."""
+    """A running cluster: its master's URL, its workers, and the folder for the output of drivers in the cluster."""
 
     url: str
     workers: tuple[daemons.Daemon, ...]
@@ -33,7 +33,7 @@ def standalone_cluster(
     conf: Mapping[str, str] | None = None,
     network: Network | None = None,
 ) -> Iterator[Standalone]:
-    """Start a master and workers on loopback, or on a network's hosts; all are gone afterwards, with what they started.
+    """Start a master and workers on loopback, or on a network's hosts; end all afterwards, with their processes.
 
     ``home`` is SPARK_HOME; ``conf`` are the workers' settings, such as ``spark.worker.resource.gpu.amount``.
     """
@@ -58,7 +58,7 @@ def standalone_cluster(
 
 @dataclass(frozen=True)
 class _Place:
-    """An address of a daemon, and the command that runs another one where it is."""
+    """An address of a daemon, and the command that runs another command at that address."""
 
     address: str
     within: tuple[str, ...] = ()

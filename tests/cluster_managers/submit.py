@@ -23,12 +23,12 @@ _HOME = Path(pyspark.__file__).parent
 
 
 def as_options(settings: Mapping[str, object]) -> list[str]:
-    """Return settings of Spark as words of a command line."""
+    """Return settings of Spark as arguments of a command line."""
     return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
 def environment_of(more: Mapping[str, str], home: Path | None = None) -> dict[str, str]:
-    """Return the environment of what is submitted, without what ``more`` has empty."""
+    """Return the environment of a submitted program, without the variables that are empty in ``more``."""
     whole = {
         **ENVIRONMENT,
         "SPARK_HOME": str(home or _HOME),
@@ -43,7 +43,7 @@ def environment_of(more: Mapping[str, str], home: Path | None = None) -> dict[st
 def submitted(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, home: Path | None = None
 ) -> Iterator[daemons.Daemon]:
-    """Submit a program; it is ended when the block is left."""
+    """Submit a program; end it when the block is left."""
     given = [str((home or _HOME) / "bin" / "spark-submit"), *arguments]
     running = daemons.start("spark-submit", given, environment_of(environment, home), folder)
     try:
@@ -53,7 +53,7 @@ def submitted(
 
 
 def outcome(running: daemons.Daemon, seconds: float = SECONDS) -> None:
-    """Wait until a program has ended well."""
+    """Wait until a program has ended successfully."""
     try:
         code: object = running.process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -62,17 +62,17 @@ def outcome(running: daemons.Daemon, seconds: float = SECONDS) -> None:
 
 
 def printed(text: str) -> dict[str, Any]:
-    """Return what a program printed as its last word: a line of JSON."""
+    """Return the last line of JSON that a program printed."""
     line = next(line for line in reversed(text.splitlines()) if line.startswith('{"outcome"'))
     found: dict[str, Any] = json.loads(line)["outcome"]
     return found
 
 
 def runs_in_what_was_shipped(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """See that each node of ``where_it_runs.py`` had its Python and its TensorFlow from the archive."""
+    """Check that each node of ``where_it_runs.py`` had its Python and its TensorFlow from the archive."""
     assert sorted(results) == ["worker:0", "worker:1"]
     for node in results.values():
         assert node["epochs"] == [0, 1]
         assert Path(node["python"]).is_relative_to(node["folder"])
-        unpacked = Path(node["python"]).parents[1]  # in YARN's folder it is a link to the cache of the host
+        unpacked = Path(node["python"]).parents[1]  # in YARN's folder this is a link to the host's cache
         assert Path(node["tensorflow"]).resolve().is_relative_to(unpacked.resolve())

@@ -32,7 +32,7 @@ def server(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def run(program: str, server: str, folder: Path) -> dict[str, Any]:
-    """Run a client in a process of its own; return what its last line says."""
+    """Run a client in a process of its own; return the results in its last line."""
     environment = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, str(PROGRAMS / program), server, str(folder)]
     ended = subprocess.run(
@@ -44,7 +44,7 @@ def run(program: str, server: str, folder: Path) -> dict[str, Any]:
 
 
 @connect_client
-def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str, tmp_path: Path) -> None:
+def test_a_client_trains_and_its_clusters_fail_stop_and_recover(server: str, tmp_path: Path) -> None:
     found = run("connect_train.py", server, tmp_path)
     trained = found["trained"]
     assert (found["active"], found["slots"], found["over"]) == (True, 4, True)
@@ -62,7 +62,7 @@ def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str
 
 @pytest.mark.slow
 @connect_client
-def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path) -> None:
+def test_a_client_applies_models_and_uses_the_magics(server: str, tmp_path: Path) -> None:
     found = run("connect_apply.py", server, tmp_path)
     assert found["predicted"] == found["loaded"] == [0.0, 0.002, 0.004]
     if SPARK >= (4, 1):
@@ -78,7 +78,7 @@ def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path)
 
 @pytest.mark.slow
 @connect_client
-def test_a_client_that_no_executor_can_dial_trains_by_a_relay(server: str, tmp_path: Path) -> None:
+def test_a_client_that_no_executor_can_reach_trains_with_a_relay(server: str, tmp_path: Path) -> None:
     found = run("connect_relayed.py", server, tmp_path)
     assert found["exact"] == [True, True], "a row was lost, or came twice"
     assert found["relays"] == [1, 0], "it is gone with its cluster"
@@ -88,7 +88,7 @@ def test_a_client_that_no_executor_can_dial_trains_by_a_relay(server: str, tmp_p
     assert "needs 5 slots (4 nodes, and 1 for the relay); Spark has 4" in found["refused"]
 
 
-# --- what the server tells, and what it does not
+# --- facts from the server
 
 
 class Settings:
@@ -112,7 +112,7 @@ def profile(**wanted: float) -> Any:
     return SimpleNamespace(taskResources={name: SimpleNamespace(amount=amount) for name, amount in wanted.items()})
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_neither_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfos_nb.spark.contexts.connect._ANSWER_SECONDS", 0.05)
     asked, back = context(), threading.Event()
     assert asked.in_time(lambda: 12) == 12
@@ -127,7 +127,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for_nor_asked_again(monkeyp
     assert asked.in_time(fail) is None
 
 
-def test_places_are_counted_by_the_executors_cores_and_gpus() -> None:
+def test_slots_are_counted_by_the_executors_cores_and_gpus() -> None:
     yarn = context(spark_master="yarn", spark_executor_cores="4", spark_executor_resource_gpu_amount="2")
     assert (yarn.cores(), yarn.executors()) == (12, 3)
     assert yarn.places(None) == 12
@@ -137,7 +137,7 @@ def test_places_are_counted_by_the_executors_cores_and_gpus() -> None:
     assert (whole.executor_cores, whole.places(None)) == (None, 6)
 
 
-def test_a_range_whose_partitions_somebody_has_set_does_not_count_cores() -> None:
+def test_cores_are_not_counted_by_a_range_if_the_parallelism_is_set() -> None:
     fixed = {"spark_default_parallelism": "200", "spark_executor_instances": "3", "spark_executor_cores": "4"}
     assert context(200, spark_master="yarn", **fixed).cores() == 12
     assert context(200, spark_master="local-cluster[2,2,1024]", spark_default_parallelism="200").cores() == 4
@@ -151,7 +151,7 @@ def test_a_model_too_large_for_a_message_is_refused(monkeypatch: pytest.MonkeyPa
         context().shared(bytes(2 << 20))
 
 
-def test_executors_reach_a_client_where_its_server_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_connect_to_the_address_that_the_server_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     near = context(spark_driver_host="10.0.0.7")
     near.spark.client = SimpleNamespace(host="127.0.0.1")
     assert near.address() == ("10.0.0.7", "10.0.0.7"), "the server is on this machine, and executors reach it so"

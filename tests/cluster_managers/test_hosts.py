@@ -1,4 +1,4 @@
-"""Several hosts, each a network namespace: rows, gradients and heartbeats go between them, and cables are pulled."""
+"""Several hosts, each a network namespace: they exchange rows, gradients and heartbeats, and lose their network."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def saved_once(root: Path, running: Daemon) -> bool:
 
 
 def cut_off_until_said(host: Host, running: Daemon, pattern: str) -> None:
-    """Pull a host's cable in the middle of the training, until the driver has logged something."""
+    """Disconnect a host in the middle of the training, until the driver has logged something."""
     host.cut_off()
     try:
         assert said(running, pattern), running.tail
@@ -91,7 +91,7 @@ def cut_off_until_said(host: Host, running: Daemon, pattern: str) -> None:
 
 
 @pytest.mark.slow
-def test_nodes_on_two_hosts_train_in_step_over_a_slow_link(
+def test_nodes_on_two_hosts_train_synchronously_over_a_slow_link(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
     wires.hosts[1].slow_down("20mbit")
@@ -102,7 +102,7 @@ def test_nodes_on_two_hosts_train_in_step_over_a_slow_link(
     assert set(map(tuple, found["results"].values())) == {(sum_of_ids(2), 1)}
 
 
-def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
+def test_training_continues_without_a_disconnected_host_which_joins_again_later(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
     epochs, options = 12, {"restarts": 3, "min_workers": 1, "heartbeat_timeout": 4.0}
@@ -117,7 +117,7 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
+def test_nodes_that_wait_for_a_disconnected_host_continue_when_it_is_back(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
     epochs, options = 3, {"restarts": 3, "heartbeat_timeout": 4.0}
@@ -133,7 +133,7 @@ def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
 def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
-    """By a program that would save nothing there before its end."""
+    """The program would save nothing there before its end."""
     given = arguments(wires, cluster, tmp_path, 2, model_dir=f"{wires.hosts[0].disk}/models", program="counting_fit")
     with submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert until(lambda: running.ended, 180, every=0.2), running.tail
@@ -148,7 +148,7 @@ def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained
 def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
-    """Nobody tells them: what they send is not acknowledged. ``restarts``, since supervisors outlive processes then."""
+    """They get no message, only no acknowledgements. With ``restarts`` the supervisors outlive the processes."""
     given = arguments(wires, cluster, tmp_path, 1000, restarts=3, heartbeat_timeout=4.0)
     with ExitStack() as afterwards, submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
@@ -157,7 +157,7 @@ def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
         for host in wires.hosts:
             afterwards.callback(host.connect)
             host.cut_off()
-        # The limit, and the end of a process: gRPC by itself would take ten seconds to find out.
+        # The timeout, and the time to end a process. gRPC alone would take ten seconds to notice.
         until(lambda: not left_of(wires, there), 4.0 + 5.0, every=0.1)
         assert not left_of(wires, there)
         assert not running.ended, "the driver is another matter"
@@ -192,7 +192,7 @@ def test_rows_of_a_task_that_spark_runs_twice_at_once_are_fed_once_or_refused(
 
 
 def left_of(wires: Network, there: list[dict[int, str]]) -> list[str]:
-    """Return what runs on the hosts, and the directories of those that did."""
+    """Return the processes on the hosts, and the directories of processes that ran there."""
     modules = [f"{pid} {module}" for host in wires.hosts for pid, module in host.of_tfos_nb().items()]
     theirs = tuple(f"-{pid}-" for processes in there for pid in processes)
     names = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tfos_nb-")]

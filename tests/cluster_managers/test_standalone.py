@@ -37,7 +37,7 @@ def cluster(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def settings(cluster: Standalone) -> dict[str, str]:
-    """What this cluster's administrator has set."""
+    """The settings of this cluster's administrator."""
     return {
         "spark.master": cluster.url,
         "spark.executor.cores": "2",
@@ -50,10 +50,10 @@ def settings(cluster: Standalone) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_daemons_of_the_page_find_each_other(tmp_path: Path) -> None:
+def test_the_daemons_of_the_page_connect_to_each_other(tmp_path: Path) -> None:
     port, page = daemons.free_ports(2)
     own = {
-        "--host master --port 7077": f"--host 127.0.0.1 --port {port} --webui-port {page} &",  # on its own host there
+        "--host master --port 7077": f"--host 127.0.0.1 --port {port} --webui-port {page} &",  # its own host there
         MASTER: f"spark://127.0.0.1:{port}",
     }
     places = {"SPARK_WORKER_DIR": str(tmp_path / "work"), "SPARK_DAEMON_MEMORY": "256m"}
@@ -95,7 +95,7 @@ def main(args, ctx):
 ]
 
 
-def test_a_notebook_is_submitted_and_its_kernel_gets_that_spark(
+def test_a_notebook_is_submitted_and_its_kernel_gets_the_submitted_session(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
     nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in CELLS]), tmp_path / "line.ipynb")
@@ -111,8 +111,8 @@ def test_a_notebook_is_submitted_and_its_kernel_gets_that_spark(
     assert text[-1].strip() == "{'worker:0': 2, 'worker:1': 2}"
 
 
-@pytest.mark.slow  # the same commands as the two before it, without what makes them quick
-def test_the_readmes_script_and_notebook_run_as_they_are(
+@pytest.mark.slow  # the same commands as the two tests above, with the full programs
+def test_the_readmes_script_and_notebook_run_unchanged(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
     own = {MASTER: cluster.url, PYTHON: sys.executable, "/shared": str(tmp_path)}
@@ -131,14 +131,14 @@ def test_a_program_gets_the_cores_that_it_asks_for(
     here = {"PYSPARK_PYTHON": sys.executable}
     with as_written("clusters-cores", own, tmp_path, settings=settings, environment=here, home=spark_home) as running:
         outcome(running)
-    assert printed(running.log.read_text(errors="replace")) == {"slots": 4}  # of two workers with three cores each
+    assert printed(running.log.read_text(errors="replace")) == {"slots": 4}  # on two workers with three cores each
 
 
 HOW_MANY = f"exec(open({str(PROGRAMS / 'count_cores.py')!r}).read())"
 
 
 @pytest.mark.slow
-def test_a_kernel_makes_its_session_itself(cluster: Standalone, settings: dict[str, str], tmp_path: Path) -> None:
+def test_a_kernel_can_make_its_session_itself(cluster: Standalone, settings: dict[str, str], tmp_path: Path) -> None:
     for name in ("spark.master", "spark.executor.cores", "spark.cores.max"):
         del settings[name]
     own = {MASTER: cluster.url}
@@ -160,7 +160,7 @@ print(json.dumps({"outcome": {"rows": sorted(found), "session": type(spark).__mo
 
 @connect_client
 @pytest.mark.slow
-def test_a_server_of_spark_connect_is_started_on_it_and_a_client_finds_it(
+def test_a_spark_connect_server_runs_on_the_cluster_and_a_client_connects_to_it(
     cluster: Standalone, settings: dict[str, str], tmp_path: Path
 ) -> None:
     (port,) = daemons.free_ports(1)
@@ -183,10 +183,10 @@ def test_a_server_of_spark_connect_is_started_on_it_and_a_client_finds_it(
     assert found == {"rows": [0, 2, 4, 6], "session": "pyspark.sql.connect.session"}
 
 
-def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(
+def test_a_script_runs_in_cluster_mode_with_its_driver_on_a_worker(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
-    """Spark refuses Python here by the file's name, and runs it as what it is to Spark: an argument of a Java class."""
+    """Spark refuses Python files in this mode, so the script is an argument of Spark's Java class."""
     own = {
         MASTER: cluster.url,
         PYTHON: sys.executable,
@@ -204,7 +204,7 @@ def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(
 
 
 @pytest.mark.slow
-def test_an_environment_is_shipped_to_hosts_that_have_none(
+def test_an_environment_is_shipped_to_hosts_without_one(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
     own = {
@@ -219,7 +219,7 @@ def test_an_environment_is_shipped_to_hosts_that_have_none(
     runs_in_what_was_shipped(printed(running.log.read_text(errors="replace")))
 
 
-def test_nothing_of_an_application_is_left_when_it_is_over(cluster: Standalone) -> None:
+def test_no_process_of_an_application_is_left_after_its_end(cluster: Standalone) -> None:
     def at_work() -> list[str]:
         return [process.name() for process in daemons.processes_in(cluster.work)]
 

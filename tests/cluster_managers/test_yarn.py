@@ -1,4 +1,4 @@
-"""Spark on YARN, and files in HDFS: Hadoop's own daemons run here, and programs are submitted to them."""
+"""Spark on YARN, and files in HDFS: programs are submitted to Hadoop's daemons on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["a_server"]
 
 pytestmark = pytest.mark.yarn
 
-# One program after the other takes 2 executors of 2 GiB, of which 1.5 are for what is no JVM: Python, TensorFlow.
+# Each program takes 2 executors of 2 GiB, of which 1.5 GiB are for Python and TensorFlow.
 SETTINGS = {
     "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
     "spark.executor.instances": "2",
@@ -54,7 +54,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# In client mode the driver says what the executors' Python is; in cluster mode Spark would take the driver's along.
+# In client mode the driver chooses the executors' Python. In cluster mode Spark would use the driver's.
 HERE = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": "./environment/bin/python"}
 
 
@@ -68,7 +68,7 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python environment, packed to be shipped.
 
-    It holds tfos_nb; TensorFlow and the rest, 2 GB, it takes from where they are on this machine, by a line in a file.
+    It contains tfos_nb. A line in a .pth file adds TensorFlow and the rest, 2 GB, from this machine.
     """
     folder = tmp_path_factory.mktemp("environment")
     place = folder / "environment"
@@ -84,7 +84,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hdfs(hadoop: Hadoop) -> Any:
-    """The file system, seen from here."""
+    """HDFS, as a file system of this process."""
     return fsspec.filesystem("hdfs", host="127.0.0.1", port=hadoop.ports["namenode"])
 
 
@@ -94,17 +94,17 @@ def arguments(mode: str, archive: str | Path, program: str, *given: str) -> list
 
 
 def environment(hadoop: Hadoop, **more: str) -> dict[str, str]:
-    """Return what a user sets: where Hadoop's configuration is."""
+    """Return the environment that a user sets: the folder of Hadoop's configuration."""
     return {"HADOOP_CONF_DIR": str(hadoop.conf), **more}
 
 
 def written_in_containers(hadoop: Hadoop, name: str = "stdout") -> str:
-    """Return what YARN has kept of the containers' output, the newest application's last."""
+    """Return the containers' output that YARN has kept, with the newest application last."""
     files = sorted(hadoop.folder.glob(f"node-*/logs/application_*/container_*/{name}"), key=lambda file: file.parts[-3])
     return "\n".join(file.read_text(errors="replace") for file in files)
 
 
-def test_a_program_in_the_cluster_keeps_all_that_it_reads_and_writes_in_hdfs(
+def test_a_program_in_the_cluster_reads_and_writes_everything_in_hdfs(
     hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path
 ) -> None:
     root = f"{hadoop.url}/whole"
@@ -154,7 +154,7 @@ print(json.dumps({"outcome": cluster.results()}))
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_page_train_from_hdfs_and_save_there(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_train_from_hdfs_and_save_there(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
     own = {"hdfs://namenode:8020": hadoop.url}
     here = environment(hadoop, PYSPARK_PYTHON=sys.executable)
     with as_written(
@@ -184,7 +184,7 @@ def test_an_environment_with_tensorflow_is_shipped_by_hdfs(hadoop: Hadoop, hdfs:
 
 
 @pytest.mark.slow
-def test_tensorboard_over_hdfs_is_seen_while_a_program_runs_and_afterwards(
+def test_tensorboard_over_hdfs_is_visible_while_a_program_runs_and_afterwards(
     hadoop: Hadoop, archive: Path, tmp_path: Path, a_server: JupyterServer
 ) -> None:
     given = arguments("client", archive, "show_tensorboard.py", f"{hadoop.url}/board", str(tmp_path))
@@ -202,7 +202,7 @@ def test_tensorboard_over_hdfs_is_seen_while_a_program_runs_and_afterwards(
 
 
 def host_to_lose(hadoop: Hadoop) -> str:
-    """Return the host that has an executor and not the application's master."""
+    """Return the host that has an executor but not the application's master."""
     roles = {}
     for host in ("127.0.0.1", "127.0.0.2"):
         commands = " ".join(" ".join(process.cmdline()) for process in at_work(hadoop, host))
@@ -216,7 +216,7 @@ def at_work(hadoop: Hadoop, host: str) -> list[psutil.Process]:
     return list(daemons.processes_in(hadoop.node_folder(host)))
 
 
-def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_in_hdfs(
+def test_a_training_that_loses_a_host_continues_from_its_checkpoint_in_hdfs(
     hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path
 ) -> None:
     epochs = 3
@@ -233,7 +233,7 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_in_hdfs(
     assert hadoop.nodes("LOST") == 1
 
 
-def test_nothing_of_an_application_is_left_when_it_is_over(hadoop: Hadoop) -> None:
+def test_no_process_of_an_application_is_left_after_its_end(hadoop: Hadoop) -> None:
     assert until(lambda: not [*at_work(hadoop, "127.0.0.1"), *at_work(hadoop, "127.0.0.2")], 60, every=0.5), [
         process.cmdline() for process in at_work(hadoop, "127.0.0.1")
     ]

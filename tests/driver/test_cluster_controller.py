@@ -1,6 +1,6 @@
-"""What the driver knows of its nodes: who came, who failed first, who fell silent.
+"""The cluster controller: how it handles reservations, failures, silence and reports of nodes.
 
-Nodes here are clients of a real door.
+The nodes are clients of a real door.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cluster:
             self.until(lambda node=node: node not in self.controller.missing)
 
     def say(self, message: Any, by: str = "") -> None:
-        """Send a message, the node's that it is about or another's, and wait until the controller has it."""
+        """Send a message as its node, or as ``by``, and wait until the controller has received it."""
         before = self.clock.said
         self.streams[by or message.node].send(message)
         self.until(lambda: self.clock.said > before)
@@ -86,7 +86,7 @@ class Cluster:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand in for the controller's clock, and count what it has taken."""
+    """Replace the controller's clock, and count the messages that the controller receives."""
     clock = SimpleNamespace(now=1000.0, said=0)
     clock.monotonic = lambda: clock.now
     for module in (controller_module,):
@@ -125,10 +125,10 @@ def ended(node: str, code: int | None = 1, signal: str | None = None, memory: in
     return NodeEnded(node, code, signal, "the last lines", memory)
 
 
-# --- coming ---------------------------------------------------------------------------------------
+# --- start ----------------------------------------------------------------------------------------
 
 
-def test_nobody_starts_before_all_have_reserved(make: Callable[..., Cluster]) -> None:
+def test_no_node_starts_before_all_have_reserved(make: Callable[..., Cluster]) -> None:
     cluster = make(2, ps=1)
     cluster.reserve("worker:1", "ps:0", "worker:0")
     assert cluster.controller.missing == ("chief:0",)
@@ -158,7 +158,7 @@ def test_not_all_are_up_while_one_has_not_called_main(make: Callable[..., Cluste
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
 
 
-def test_a_second_reservation_is_sent_away_and_the_first_stays(make: Callable[..., Cluster]) -> None:
+def test_a_second_reservation_of_a_node_is_refused(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.reserve("worker:0")
     second = cluster.client.attend()
@@ -171,7 +171,7 @@ def test_a_second_reservation_is_sent_away_and_the_first_stays(make: Callable[..
     assert next(iter(cluster.streams["worker:0"])).cluster_spec["worker"][0] == "10.0.0.1:1000"
 
 
-def test_a_node_that_is_not_in_the_plan_is_sent_away(make: Callable[..., Cluster]) -> None:
+def test_a_node_that_is_not_in_the_plan_is_refused(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     stranger = cluster.client.attend()
     stranger.send(Reservation("worker:7", "10.0.0.2", 9, "9", 0, 78))
@@ -184,14 +184,14 @@ def test_a_node_that_is_not_in_the_plan_is_sent_away(make: Callable[..., Cluster
 @pytest.mark.parametrize(
     "first", [NodeUp("worker:0", 7, "2", "3", None), beat("worker:0"), MainStarted("worker:0")], ids=str
 )
-def test_a_stream_begins_with_a_reservation_or_is_ended(make: Callable[..., Cluster], first: Any) -> None:
+def test_a_stream_that_does_not_begin_with_a_reservation_is_ended(make: Callable[..., Cluster], first: Any) -> None:
     cluster = make(1)
     stranger = cluster.client.attend()
     stranger.send(first)
     assert list(stranger) == []
     stranger.end()
     assert cluster.controller.failures == []
-    cluster.reserve("worker:0")  # who should have come is taken
+    cluster.reserve("worker:0")  # the planned node is still accepted
     assert cluster.state("worker:0").status is NodeStatus.STARTING
 
 
@@ -205,7 +205,7 @@ def test_a_stream_begins_with_a_reservation_or_is_ended(make: Callable[..., Clus
     ],
     ids=str,
 )
-def test_a_node_is_not_heard_about_another(make: Callable[..., Cluster], message: Any) -> None:
+def test_a_node_that_sends_a_message_about_another_node_fails(make: Callable[..., Cluster], message: Any) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.controller.feeds.begin(1, False, 1, 1)
@@ -219,7 +219,7 @@ def test_a_node_is_not_heard_about_another(make: Callable[..., Cluster], message
     assert cluster.controller.feeds.current.passes_done == {}
 
 
-def test_an_executor_that_cannot_run_a_node_that_is_there_is_sent_away(make: Callable[..., Cluster]) -> None:
+def test_a_refusal_is_ignored_if_the_node_has_already_reserved(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.reserve("worker:0")
     second = cluster.client.attend()
@@ -240,7 +240,7 @@ def test_an_executor_that_cannot_run_a_node_says_why(make: Callable[..., Cluster
     assert str(failure.error) == "worker:0 on 10.0.0.1: tensorflow cannot be imported"
 
 
-def test_a_supervisor_that_ended_before_it_came_is_a_failure_with_its_words(make: Callable[..., Cluster]) -> None:
+def test_a_supervisor_that_ends_before_it_reserves_is_a_failure_with_its_output(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.client.ask(SupervisorEnded("worker:0", 1, "ImportError: no module\n"))
     [failure] = cluster.controller.failures
@@ -249,10 +249,10 @@ def test_a_supervisor_that_ended_before_it_came_is_a_failure_with_its_words(make
     assert "ImportError: no module" in cluster.controller.logs("worker:0")
 
 
-# --- failing --------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
-def test_an_exception_is_a_failure_with_its_place_and_traceback(make: Callable[..., Cluster]) -> None:
+def test_an_exception_is_a_failure_with_its_host_and_traceback(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainRaised("worker:1", "ValueError: no", "Traceback …\nValueError: no"))
@@ -265,7 +265,7 @@ def test_an_exception_is_a_failure_with_its_place_and_traceback(make: Callable[.
 
 
 @pytest.mark.parametrize("first", ["its own", "a peer's"])
-def test_a_failure_that_a_peer_caused_is_marked_whichever_comes_first(make: Callable[..., Cluster], first: str) -> None:
+def test_a_failure_that_a_peer_caused_is_marked_in_either_order(make: Callable[..., Cluster], first: str) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     messages = [
@@ -323,7 +323,7 @@ def test_a_process_that_dies_after_main_has_returned_says_so(make: Callable[...,
 
 
 @pytest.mark.parametrize("first", ["the return", "the wait"])
-def test_a_main_that_left_no_server_is_named_where_the_chief_waits_for_one(
+def test_a_main_that_returns_without_a_server_fails_if_the_chief_waits_for_one(
     make: Callable[..., Cluster], first: str
 ) -> None:
     cluster = make(1, ps=1)
@@ -356,7 +356,7 @@ def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:
     assert "worker:1 on 10.0.0.1 (executor 1): its supervisor is gone" in str(cluster.controller.failures[0].error)
 
 
-def test_a_driver_that_stood_still_does_not_take_that_for_its_nodes_silence(make: Callable[..., Cluster]) -> None:
+def test_a_pause_of_the_driver_does_not_count_as_silence_of_its_nodes(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.clock.now += 100
@@ -367,7 +367,7 @@ def test_a_driver_that_stood_still_does_not_take_that_for_its_nodes_silence(make
     assert len(cluster.controller.failures) == 2, "they have not been heard of since"
 
 
-def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[..., Cluster]) -> None:
+def test_a_silent_node_is_lost_and_one_that_sends_heartbeats_is_not(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.clock.now += 14
@@ -384,7 +384,7 @@ def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[
     assert statuses == [NodeStatus.TRAINING, NodeStatus.LOST]
 
 
-def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[..., Cluster]) -> None:
+def test_the_end_of_a_node_after_a_stop_is_no_failure(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainReturned("worker:0", wire.encode({"loss": 0.5})))
@@ -400,7 +400,7 @@ def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[...,
     assert [state.status for state in cluster.controller.snapshot()] == [NodeStatus.DONE, NodeStatus.STOPPED]
 
 
-def test_what_a_node_saves_that_fell_silent_on_its_way_out_is_not_waited_for(make: Callable[..., Cluster]) -> None:
+def test_a_stop_does_not_wait_for_a_silent_node_that_was_saving(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(Saving("worker:0", True))
@@ -413,10 +413,10 @@ def test_what_a_node_saves_that_fell_silent_on_its_way_out_is_not_waited_for(mak
     assert cluster.controller.failures == []
 
 
-# --- what is known --------------------------------------------------------------------------------
+# --- results, progress and logs -------------------------------------------------------------------
 
 
-def test_the_results_are_kept_as_they_came(make: Callable[..., Cluster]) -> None:
+def test_results_are_kept_as_they_were_returned(make: Callable[..., Cluster]) -> None:
     cluster = make(2, ps=1)
     cluster.bring_up("chief:0", "worker:0", "worker:1", "ps:0")
     assert not cluster.controller.all_returned
@@ -430,7 +430,7 @@ def test_the_results_are_kept_as_they_came(make: Callable[..., Cluster]) -> None
     assert not cluster.controller.is_over("ps:0")
 
 
-def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[..., Cluster]) -> None:
+def test_the_state_has_the_newest_report_and_the_history_has_each_epochs_end(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     end_of_one = StepReport(1, 3, 10, 10, {"loss": 0.5}, epoch_end=True)
@@ -451,7 +451,7 @@ def test_a_loss_that_becomes_nan_on_one_worker_is_in_its_log_once(make: Callable
     assert cluster.controller.logs("worker:0") == []
 
 
-def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Cluster]) -> None:
+def test_rows_per_second_are_measured_over_the_last_seconds(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
     rates = []
@@ -461,13 +461,13 @@ def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Clust
         cluster.clock.now += 1
     assert rates[0] is None
     assert rates[1:5] == [100.0] * 4
-    assert rates[5:7] == sorted(rates[5:7], reverse=True)  # it sinks
+    assert rates[5:7] == sorted(rates[5:7], reverse=True)  # the rate falls
     assert rates[-1] == 0.0
     cluster.say(MainReturned("worker:0", wire.encode(None)))
     assert cluster.state("worker:0").rows_per_second is None
 
 
-def test_a_step_that_reports_is_training_even_without_rows(make: Callable[..., Cluster]) -> None:
+def test_a_node_that_reports_a_step_is_training_even_without_rows(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
     cluster.say(beat("worker:0", 0, waits_for_rows=True))
@@ -478,7 +478,7 @@ def test_a_step_that_reports_is_training_even_without_rows(make: Callable[..., C
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
 
 
-def test_only_a_main_that_has_asked_for_rows_waits_for_them(make: Callable[..., Cluster]) -> None:
+def test_a_node_is_feeding_only_while_its_main_waits_for_rows(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
     for waits_for_rows, status in (
@@ -501,7 +501,7 @@ def test_logs_are_kept_by_node(make: Callable[..., Cluster]) -> None:
         cluster.controller.logs("worker:9")
 
 
-def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..., Cluster]) -> None:
+def test_the_log_of_all_nodes_is_in_order_of_arrival(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(LogLines("worker:1", ("one", "two")))
@@ -514,21 +514,21 @@ def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..
         ("worker:1", "four"),
     ]
     assert [line.time for line in tail] == sorted(line.time for line in tail)
-    assert abs(tail[0].time - time.time()) < 3600  # since 1970, and not of some other clock
+    assert abs(tail[0].time - time.time()) < 3600  # seconds since 1970, not the monotonic clock
     lines = cluster.controller.log_lines("worker:1")
     assert [line.text for line in lines] == cluster.controller.logs("worker:1") == ["one", "two", "four"]
     assert cluster.controller.log_lines("worker:1", limit=1) == lines[-1:]
     assert cluster.controller.log_lines("worker:1", after=lines[0].time, limit=1) == lines[1:2]
 
 
-def test_a_node_that_only_says_what_comes_is_not_training_yet(make: Callable[..., Cluster]) -> None:
+def test_a_report_of_step_0_does_not_count_as_training(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
     cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate"), waits_for_rows=True))
     assert cluster.state("worker:0").status is NodeStatus.FEEDING
 
 
-def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None:
+def test_a_node_with_unread_rows_is_named(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(beat("worker:0", 5, waits_for_rows=True))
@@ -537,7 +537,7 @@ def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None
 
 
 @pytest.mark.parametrize("first", ["silent", "done"])
-def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
+def test_a_node_with_unread_rows_is_named_beside_a_silent_or_finished_one(
     make: Callable[..., Cluster], first: str
 ) -> None:
     cluster = make(2)
@@ -549,7 +549,7 @@ def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
     assert cluster.controller.nodes_with_rows() == ("worker:1",)
 
 
-def test_a_program_that_never_says_how_far_it_is_does_not_hang(make: Callable[..., Cluster]) -> None:
+def test_a_program_that_never_reports_progress_is_not_watched_for_hangs(make: Callable[..., Cluster]) -> None:
     cluster = make(2, input_mode="tensorflow")
     cluster.bring_up("worker:0", "worker:1")
     for node in ("worker:0", "worker:1"):
@@ -559,14 +559,14 @@ def test_a_program_that_never_says_how_far_it_is_does_not_hang(make: Callable[..
     assert cluster.controller.marks() == {"worker:0": (0, 0, 1), "worker:1": (1, 0, 1)}
 
 
-def test_a_node_is_expected_to_return_when_another_one_has(make: Callable[..., Cluster]) -> None:
+def test_a_node_is_expected_to_return_once_another_one_has(make: Callable[..., Cluster]) -> None:
     cluster = make(2, input_mode="tensorflow")
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainReturned("worker:0", wire.encode(None)))
     assert cluster.controller.marks() == {"worker:1": (0, 0, 1)}
 
 
-def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
+def test_many_nodes_may_send_at_once(make: Callable[..., Cluster]) -> None:
     names = [f"worker:{index}" for index in range(20)]
     cluster = make(20)
     cluster.reserve(*names)
@@ -585,7 +585,7 @@ def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
         thread.join(SECONDS)
 
 
-def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_history_once(
+def test_an_epoch_reported_before_a_restart_is_in_the_history_once(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(2)
@@ -594,11 +594,11 @@ def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_histo
     cluster.say(beat("worker:0", None, end_of(1, 0.9), end_of(2, 0.8)))
     cluster.say(ended("worker:1", None, "SIGKILL"))
     cluster.controller.restart_all("it was killed")
-    cluster.say(beat("worker:0", None, end_of(3, 0.7)))  # its supervisor found that when it ended the process
+    cluster.say(beat("worker:0", None, end_of(3, 0.7)))  # the supervisor found this report when it ended the process
     assert cluster.controller.history["loss"] == [0.9, 0.8, 0.7]
     for number, node in enumerate(("worker:0", "worker:1")):
         cluster.say(Reservation(node, "h", 5000 + number, "0", 0, 77, (), 2))
-    cluster.say(beat("worker:0", None, end_of(3, 0.6)))  # from the state of the second one
+    cluster.say(beat("worker:0", None, end_of(3, 0.6)))  # epoch 3 again, from the state saved after epoch 2
     assert cluster.controller.history["loss"] == [0.9, 0.8, 0.6]
 
 

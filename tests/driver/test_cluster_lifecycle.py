@@ -1,4 +1,4 @@
-"""What a user sees a cluster become is what the table says."""
+"""The status of a cluster that users see: it changes only as the table of transitions allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfos_nb.driver.cluster_lifecycle import CLUSTER_TRANSITIONS, shown_status
 from tfos_nb.state.cluster_state import ClusterStatus
 
 
-def test_each_status_is_reached_and_has_its_row() -> None:
+def test_each_status_can_be_reached_and_has_a_row_in_the_table() -> None:
     assert set(CLUSTER_TRANSITIONS) == set(ClusterStatus)
     reached = {ClusterStatus.PLANNED} | {status for after in CLUSTER_TRANSITIONS.values() for status in after}
     assert reached == set(ClusterStatus)
@@ -27,7 +27,7 @@ def test_each_status_is_reached_and_has_its_row() -> None:
         (ClusterStatus.DONE, {ClusterStatus.DONE}),
     ],
 )
-def test_what_is_shown_goes_beyond_what_was_decided_only_while_nodes_come(
+def test_the_shown_status_differs_from_the_decided_one_only_while_nodes_start(
     decided: ClusterStatus, seen: set[ClusterStatus]
 ) -> None:
     shown = {

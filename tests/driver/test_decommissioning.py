@@ -1,4 +1,4 @@
-"""Nodes leave executors that are about to end, with a state after which no step is done twice."""
+"""Nodes leave executors that are about to end: they save a state first, so that no step is done twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse
 
 
 class Cluster:
-    """Workers that train, each on the executor of its number, or on those that are given."""
+    """Workers that train, each on the executor with its number, or on the given executors."""
 
     def __init__(self, workers: int = 3, executors: str = "0123", restarts: int = 1, **plan: Any) -> None:
         self.membership = Membership(ClusterPlan(workers, **plan), restarts)
@@ -71,7 +71,7 @@ class Cluster:
         self.apply(MessageReceived(name, MainStarted(name)))
 
     def is_asked(self) -> set[str]:
-        """Return the nodes that were told since the last look that a state is wanted."""
+        """Return the nodes that were told since the last call that a state is wanted."""
         asked = {name for name, message in self.told if message == StateWanted(True)}
         self.told.clear()
         return asked
@@ -81,7 +81,7 @@ class Cluster:
         return self.membership.changing
 
 
-def test_all_are_asked_for_a_state_and_the_node_leaves_with_it() -> None:
+def test_all_nodes_are_asked_for_a_state_and_the_node_leaves_after_it() -> None:
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     assert cluster.is_asked() == {"worker:0", "worker:1", "worker:2"}
@@ -99,7 +99,7 @@ def test_all_are_asked_for_a_state_and_the_node_leaves_with_it() -> None:
     assert cluster.membership.failures == []
 
 
-def test_the_task_of_a_node_that_has_left_ends_and_one_elsewhere_starts_it() -> None:
+def test_the_task_of_a_node_that_has_left_ends_and_a_task_elsewhere_starts_it() -> None:
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
@@ -118,7 +118,7 @@ def test_the_task_of_a_node_that_has_left_ends_and_one_elsewhere_starts_it() -> 
     assert not cluster.is_asked(), "none is on an executor that ends"
 
 
-def test_one_that_keeps_the_state_stays_until_the_others_have_it() -> None:
+def test_a_node_that_keeps_the_state_stays_until_another_node_has_it() -> None:
     cluster = Cluster(2, "00")
     cluster.apply(ExecutorsLeave(frozenset("0")))
     assert cluster.save() == "the executor of worker:1 is about to end"
@@ -142,7 +142,7 @@ def test_a_lone_worker_stays_with_its_state() -> None:
 
 
 @pytest.mark.parametrize("plan", [{"restarts": 0}, {"ps": 1, "chief": True, "executors": "23011"}], ids=str)
-def test_nobody_is_asked_where_nodes_cannot_leave(plan: dict[str, Any]) -> None:
+def test_no_state_is_asked_for_if_nodes_cannot_leave(plan: dict[str, Any]) -> None:
     cluster = Cluster(**plan)
     cluster.apply(ExecutorsLeave(frozenset("1")))
     assert not cluster.is_asked()
@@ -150,7 +150,7 @@ def test_nobody_is_asked_where_nodes_cannot_leave(plan: dict[str, Any]) -> None:
     assert cluster.save() == ""
 
 
-def test_with_enough_others_they_go_on_and_it_joins_them_later() -> None:
+def test_the_other_nodes_continue_if_they_are_enough_and_the_node_joins_later() -> None:
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
@@ -168,8 +168,8 @@ def test_with_enough_others_they_go_on_and_it_joins_them_later() -> None:
     assert cluster.save() == "worker:1 joined"
 
 
-def test_the_nodes_go_on_when_nobody_joins_or_leaves_any_more() -> None:
-    """The one that was to join is lost while the others save."""
+def test_no_state_is_wanted_once_no_node_joins_or_leaves_any_more() -> None:
+    """The node that was to join is lost while the others save."""
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
@@ -187,7 +187,7 @@ def test_the_nodes_go_on_when_nobody_joins_or_leaves_any_more() -> None:
 
 
 class _Spark:
-    """A Spark that decommissions what it is told to."""
+    """A fake Spark that decommissions the given executors."""
 
     announces_ends = True
 
@@ -203,7 +203,9 @@ class _Spark:
         return ask()
 
 
-def test_spark_is_asked_about_the_executors_of_nodes_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_asked_about_the_nodes_executors_and_each_one_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spark, told, over = _Spark(), [], threading.Event()
 
     class Executors:

@@ -1,4 +1,4 @@
-"""The driver's answers to the tasks, and which data it takes at all."""
+"""The feed controller: its answers to feeding tasks, and the data that it accepts."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     assert box.open(0) == messages.Places(refused="no rows are taken by worker:1, worker:2")
 
 
-def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it() -> None:
+def test_a_cancelled_task_that_still_runs_does_not_end_the_feed() -> None:
     box = Fed(2)
     feed = box.controller.begin(1, False, 1, 1)
     assert box.open(0).nodes == 2
-    box.places.pop("worker:1")  # it is lost, and another will be in its place
+    box.places.pop("worker:1")  # the node is lost and will be replaced
     box.membership.rendezvous = 2
     assert box.open(1) == messages.Places(), "the feed is over for it"
     assert box.controller.asked(messages.WherePlaces(1, ("worker:1",))) == messages.Places()
@@ -79,12 +79,12 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
     assert box.open(1).nodes == 2
 
 
-def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
+def test_an_attempt_that_gets_no_further_changes_nothing() -> None:
     box = Fed(2)
     feed = box.controller.begin(1, False, 1, 1)
     box.controller.asked(messages.ClaimRows(1, 0, 0, 100))
     box.controller.asked(messages.PartitionDone(1, 0, 100, True))
-    for rows in (100, 80):  # a speculative attempt, later, and one that was broken off
+    for rows in (100, 80):  # a later speculative attempt, and an interrupted one
         assert box.open(0).places == box.places
         box.controller.asked(messages.PartitionDone(1, 0, rows, False))
     assert feed.ledger.shares() == {"worker:0": 50, "worker:1": 50}
@@ -113,7 +113,7 @@ def test_each_node_is_told_its_own_number_of_rows() -> None:
     ]  # fmt: skip
 
 
-def test_the_first_row_that_could_not_be_fed_is_kept() -> None:
+def test_the_first_error_of_a_partition_is_kept() -> None:
     box = Fed(1)
     feed = box.controller.begin(1, False, 1, 1)
     box.controller.asked(messages.PartitionFailed(1, 4, "row 7 is no number"))
@@ -121,7 +121,7 @@ def test_the_first_row_that_could_not_be_fed_is_kept() -> None:
     assert str(feed.error) == "partition 4: row 7 is no number"
 
 
-def test_feeds_are_numbered_and_passes_counted_for_each() -> None:
+def test_feeds_are_numbered_and_passes_are_counted_for_each_feed() -> None:
     box = Fed(1)
     one, two = box.controller.begin(2, True, 1, 2), box.controller.begin(1, False, 1, 1)
     for number in (1, 2, 1):
@@ -130,7 +130,7 @@ def test_feeds_are_numbered_and_passes_counted_for_each() -> None:
     assert (one.passes_done, two.passes_done) == ({"worker:0": 2}, {})
 
 
-def test_every_word_of_a_task_counts_as_a_move() -> None:
+def test_every_message_of_a_task_counts_as_progress() -> None:
     box = Fed(2)
     feed = box.controller.begin(1, False, 1, 1)
     moves = [feed.moved]
@@ -153,8 +153,8 @@ def test_the_end_of_all_feeds_is_announced_once() -> None:
     assert box.sent == [(messages.NoMoreFeeds(), box.names)]
 
 
-# Two partitions of an RDD may have other types: each task infers its own. The controller describes the feed by the
-# first and does not look at the others, so what comes of it is an error of Arrow's in a node, or of the spill.
+# Partitions of an RDD may have different types, because each task infers its own. The first one describes the feed.
+# Rows of other types would cause an error of Arrow in a node, or in the spill.
 def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> None:
     whole, broken = (pa.schema([("x", kind)]).serialize().to_pybytes() for kind in (pa.int64(), pa.float64()))
     box = Fed(1)
@@ -165,8 +165,8 @@ def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> Non
 
 
 @pytest.mark.parametrize("garbage", [b"", b"no schema", SCHEMA[:-9]], ids=["nothing", "noise", "cut off"])
-def test_what_is_no_schema_does_not_become_that_of_the_feed(garbage: bytes) -> None:
-    """It would: every other task's rows would be unlike it, and the nodes would be told of it."""
+def test_bytes_that_are_no_schema_do_not_become_the_schema_of_the_feed(garbage: bytes) -> None:
+    """Otherwise it would be sent to the nodes, and the rows of all other tasks would differ from it."""
     box = Fed(1)
     feed = box.controller.begin(1, False, 1, 1)
     with pytest.raises((pa.ArrowException, OSError)):
@@ -175,7 +175,7 @@ def test_what_is_no_schema_does_not_become_that_of_the_feed(garbage: bytes) -> N
     assert box.open(1) == messages.Places(box.places, nodes=1)
 
 
-# --- which data -----------------------------------------------------------------------------------
+# --- accepted data --------------------------------------------------------------------------------
 
 ADDRESS = DoorAddress("h", 1, b"", "t")
 
@@ -193,7 +193,7 @@ ADDRESS = DoorAddress("h", 1, b"", "t")
     ],
     ids=str,
 )
-def test_a_column_without_a_tensor_is_named_before_anything_is_read(
+def test_a_column_that_cannot_become_a_tensor_is_named_before_anything_is_read(
     spark: SparkSession, kind: types.DataType, advice: str
 ) -> None:
     frame = spark.createDataFrame(
@@ -221,12 +221,12 @@ def test_a_column_without_a_tensor_is_named_before_anything_is_read(
     ],
     ids=str,
 )
-def test_a_column_with_a_tensor_is_taken_as_it_is(spark: SparkSession, kind: types.DataType) -> None:
+def test_a_column_that_can_become_a_tensor_is_not_changed(spark: SparkSession, kind: types.DataType) -> None:
     frame = spark.createDataFrame([], types.StructType([types.StructField("c", kind)]))
     assert feedable(frame).schema == frame.schema
 
 
-def test_vectors_of_spark_ml_go_as_they_are(spark: SparkSession) -> None:
+def test_vectors_of_spark_ml_are_not_changed(spark: SparkSession) -> None:
     from pyspark.ml.linalg import Vectors
 
     frame = spark.createDataFrame(
@@ -241,13 +241,13 @@ def test_a_frame_without_columns_is_refused(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("data", [None, [1, 2], {"x": 1}, "table"], ids=str)
-def test_what_is_no_dataframe_and_no_rdd_is_refused(data: Any) -> None:
+def test_data_that_is_neither_a_dataframe_nor_an_rdd_is_refused(data: Any) -> None:
     box = Fed(1)
     with pytest.raises(PlanError, match=f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD"):
         feed_job(data, box.controller.begin(1, False, 1, 1), ADDRESS)
 
 
-def test_feeds_that_were_closed_long_ago_are_forgotten_and_their_late_tasks_are_told() -> None:
+def test_feeds_closed_long_ago_are_forgotten_and_their_late_tasks_get_an_answer() -> None:
     box = Fed(1)
     validation = box.controller.begin(0, True, 1, 1, FeedOf(1, validates=True))
     for _ in range(40):

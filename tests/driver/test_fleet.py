@@ -1,6 +1,6 @@
-"""Many nodes at once: all come, all hear Stop, a loss is told; and the driver's work grows no faster than they do.
+"""Many nodes at once: all connect, all are stopped, a loss is reported, and the driver's work grows linearly.
 
-The nodes are simulated, in a process of their own, and use the real door. The tests count what must not grow.
+The nodes are simulated in a process of their own and use the real door. The tests count the driver's operations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gathered(nodes: int) -> Iterator[tuple[Driver, Fleet]]:
         driver.close()
 
 
-def test_a_hundred_nodes_come_and_a_polite_stop_reaches_all_of_them() -> None:
+def test_a_hundred_nodes_connect_and_a_graceful_stop_reaches_all_of_them() -> None:
     with gathered(NODES) as (driver, fleet):
         driver.ask_to_stop(SECONDS)
         fleet.hear("stopped", SECONDS)
@@ -69,7 +69,7 @@ def test_a_hundred_nodes_come_and_a_polite_stop_reaches_all_of_them() -> None:
         assert {node.status for node in driver.snapshot().nodes} == {NodeStatus.DONE}
 
 
-def test_of_a_hundred_nodes_the_one_that_is_lost_is_named_and_the_others_hear_stop() -> None:
+def test_one_lost_node_of_a_hundred_is_named_and_the_others_are_stopped() -> None:
     with gathered(NODES) as (driver, fleet):
         fleet.order("lose", name="worker:42")
         fleet.hear("stopped", SECONDS)
@@ -81,11 +81,11 @@ def test_of_a_hundred_nodes_the_one_that_is_lost_is_named_and_the_others_hear_st
         assert set(states.values()) == {NodeStatus.STOPPED}
 
 
-# --- what is counted ------------------------------------------------------------------------------
+# --- number of operations -------------------------------------------------------------------------
 
 
 class Counted:
-    """Records that count how often somebody looks."""
+    """Items that count how often they are looked at."""
 
     def __init__(self, count: int) -> None:
         self.held = [False] * count
@@ -97,7 +97,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "even before odd"])
-def test_asking_after_each_of_many_whether_all_have_come_costs_three_looks_each(order: str) -> None:
+def test_check_all_after_each_of_many_changes_costs_at_most_three_looks_per_item(order: str) -> None:
     count = 500
     counted = Counted(count)
     everyone = CheckAll(range(count), counted.look)
@@ -115,7 +115,7 @@ def test_asking_after_each_of_many_whether_all_have_come_costs_three_looks_each(
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans())))
-def test_everyone_says_what_asking_each_would_say_also_when_it_ceases_to_hold(changes: list[tuple[int, bool]]) -> None:
+def test_check_all_gives_the_same_answer_as_a_check_of_every_item(changes: list[tuple[int, bool]]) -> None:
     counted = Counted(5)
     everyone = CheckAll(range(5), counted.look)
     for place, holds in changes:
@@ -131,7 +131,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def come(controller: ClusterController, loop: asyncio.AbstractEventLoop) -> list[Link]:
-    """Let all nodes reserve and come up."""
+    """Let all nodes reserve and start."""
     links = [Link(loop) for _ in controller.plan.nodes]
     for number, (link, node) in enumerate(zip(links, controller.plan.nodes, strict=True)):
         controller.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
@@ -155,7 +155,7 @@ def test_a_message_to_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch, loop:
     assert [type(message) for message in encoded if isinstance(message, Start)] == [Start]
 
 
-def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asyncio.AbstractEventLoop) -> None:
+def test_heartbeats_and_log_lines_wake_no_waiter_and_a_returning_main_does(loop: asyncio.AbstractEventLoop) -> None:
     controller = ClusterController(ClusterPlan(3))
     links = come(controller, loop)
     looked = threading.Semaphore(0)
@@ -186,7 +186,7 @@ def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asy
     assert len(looks) <= 1 + len(links)
 
 
-def test_what_plans_print_and_who_takes_rows_is_worked_out_once_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_a_plan_makes_its_nodes_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     post_init = Node.__init__
 
@@ -202,7 +202,7 @@ def test_what_plans_print_and_who_takes_rows_is_worked_out_once_a_question(monke
     assert made <= 10 * 211
 
 
-def test_hungry_heartbeats_do_not_ask_the_plan(
+def test_heartbeats_of_nodes_that_wait_for_rows_do_not_read_the_plan(
     monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop
 ) -> None:
     controller = ClusterController(ClusterPlan(20))
@@ -223,7 +223,7 @@ def controller_of(count: int) -> FeedController:
     return FeedController(threading.Condition(threading.RLock()), membership, lambda message, to: None)
 
 
-def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:
+def test_a_task_gets_the_addresses_on_its_host_and_of_the_nodes_that_it_asks_for() -> None:
     controller = controller_of(100)
     controller.begin(1, False, 1, 1)
     told = controller.asked(messages.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
@@ -236,7 +236,7 @@ def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks
     }
 
 
-def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
+def test_the_answer_to_a_task_does_not_grow_with_the_cluster() -> None:
     sizes = []
     for count in (50, 250):
         controller = controller_of(count)
@@ -246,8 +246,8 @@ def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=30))
-def test_of_very_many_nodes_those_with_the_fewest_rows_get_the_next(claims: list[tuple[int, int]]) -> None:
-    """The heap of the ledger against a look at every node."""
+def test_with_very_many_nodes_those_with_the_fewest_rows_get_the_next_ones(claims: list[tuple[int, int]]) -> None:
+    """Compare the ledger's heap with a search of all nodes."""
     books, ends = FeedLedger(1, [f"worker:{number}" for number in range(200)]), [0] * 4
     for partition, rows in claims:
         before = dict(books.claimed)
@@ -259,21 +259,21 @@ def test_of_very_many_nodes_those_with_the_fewest_rows_get_the_next(claims: list
         assert sum(books.claimed.values()) == sum(ends)
 
 
-def test_nodes_of_a_large_cluster_speak_once_a_second_and_those_of_a_small_one_twice() -> None:
+def test_nodes_of_a_large_cluster_send_one_heartbeat_a_second_and_of_a_small_one_two() -> None:
     assert [tick_among(nodes) for nodes in (1, 499, 500, 1500)] == [0.5, 0.5, 1.0, 1.0]
 
 
-def test_more_nodes_than_a_driver_can_hear_speak_less_often_and_in_time_not_to_be_held_for_lost() -> None:
+def test_heartbeats_of_very_many_nodes_are_rarer_but_well_within_the_timeout() -> None:
     assert [tick_among(nodes) for nodes in (3000, 4500)] == [2.0, 3.0]
     assert [tick_among(100_000, timeout) for timeout in (2.0, 15.0, 60.0)] == [1.0, 3.75, 15.0]
 
 
 @pytest.mark.parametrize("nodes", [1, 1500, 3000, 5000, 20_000, 100_000])
-def test_no_node_is_called_silent_for_speaking_as_often_as_it_should(nodes: int) -> None:
+def test_no_node_is_called_silent_if_it_sends_every_heartbeat(nodes: int) -> None:
     assert all(silent_after(nodes) >= 2 * tick_among(nodes, timeout) for timeout in (2.0, 15.0, 60.0, 600.0))
 
 
-def test_a_node_among_thousands_is_silent_when_it_has_missed_a_heartbeat() -> None:
+def test_a_node_among_thousands_is_silent_after_a_missed_heartbeat() -> None:
     nodes = [NodeState(f"worker:{number}", NodeStatus.TRAINING, heartbeat_age=5.5) for number in range(5000)]
     nodes[7] = replace(nodes[7], heartbeat_age=8.0)
     found = trouble_first(tuple(nodes))
@@ -284,7 +284,7 @@ def test_a_node_among_thousands_is_silent_when_it_has_missed_a_heartbeat() -> No
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_of_each_of_many_nodes_fewer_steps_and_lines_are_kept() -> None:
+def test_with_many_nodes_fewer_steps_and_log_lines_of_each_are_kept() -> None:
     history = History("worker:0", nodes=5000)
     book = LogBook([f"worker:{number}" for number in range(5000)])
     for step in range(500):

@@ -1,4 +1,4 @@
-"""From which states training can continue in the middle of a pass, and which rows they include."""
+"""States from which training can continue in the middle of a pass, and the rows that they include."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def said(node: str, state: str, reached: Mapping[int, int] | None = None) -> Pos
     return PositionHeld(node, 1, state, dict(reached or {0: 10}))
 
 
-def test_a_state_is_gone_on_from_when_every_node_has_said_what_it_holds() -> None:
+def test_training_can_continue_from_a_state_once_every_node_has_reported_it() -> None:
     held, nodes = HeldPositions(), ("worker:0", "worker:1")
     book = FeedLedger(1, nodes)
     assert book.claim(ClaimRows(1, 0, 0, 16)).ends == [8, 16]
     held.take(said("worker:0", "first", {0: 5}), nodes, book)
-    held.take(said("worker:0", "second", {0: 8}), nodes, book)  # it is ahead
+    held.take(said("worker:0", "second", {0: 8}), nodes, book)  # worker:0 is ahead
     assert held.states == ()
     held.take(said("worker:1", "first", {0: 11}), nodes, book)
     assert held.states == ("first",)
     assert held.rows_of("first").spans == {0: ((0, 5), (8, 11))}
-    held.take(said("worker:1", "second", {0: 3}), nodes, book)  # its rows are behind that
+    held.take(said("worker:1", "second", {0: 3}), nodes, book)  # worker:1 has no rows before row 3
     assert held.rows_of("second").spans == {0: ((0, 8),)}
 
 
-def test_what_a_lost_node_has_not_said_is_not_waited_for() -> None:
+def test_positions_reported_before_a_loss_are_forgotten() -> None:
     held, nodes = HeldPositions(), ("worker:0", "worker:1")
     book = FeedLedger(1, nodes)
     held.take(said("worker:0", "half"), nodes, book)
@@ -37,7 +37,7 @@ def test_what_a_lost_node_has_not_said_is_not_waited_for() -> None:
     assert held.states == ()
 
 
-def test_the_books_do_not_grow() -> None:
+def test_the_number_of_kept_positions_is_bounded() -> None:
     held, nodes = HeldPositions(), ("worker:0", "worker:1")
     book = FeedLedger(1, nodes)
     for number in range(100):
@@ -47,7 +47,7 @@ def test_the_books_do_not_grow() -> None:
     assert len(held.states) == len(held._parts) == 16
 
 
-def test_the_rows_of_a_state_are_known_when_the_ledger_is_gone() -> None:
+def test_the_rows_of_a_state_are_known_after_its_ledger_was_closed() -> None:
     with driver_of(2, buffer_bytes=1 << 30) as driver:
         feed = driver.controller.begin(1, False, 1, 1)
         for name, reached in zip(driver.nodes, (30, 40), strict=True):

@@ -1,4 +1,4 @@
-"""Who gets which rows: alike for every attempt, and as many for each node, to a row."""
+"""The feed ledger: all attempts get the same answer, and the nodes' shares differ by at most one row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spread(counts: dict[str, int]) -> int:
 
 
 def claim(ledger: FeedLedger, partition: int, start: int, rows: int, **options: Any) -> list[tuple[int, str]]:
-    """Return which node has the rows before each of these."""
+    """Claim rows; return the end of each piece, and the node that gets it."""
     answer = ledger.claim(ClaimRows(1, partition, start, rows, **options))
     return list(zip(answer.ends, answer.nodes, strict=True))
 
@@ -38,7 +38,7 @@ def claim(ledger: FeedLedger, partition: int, start: int, rows: int, **options: 
 
 @bounded
 @given(st.lists(st.tuples(st.integers(-9, 40), st.booleans()), min_size=1, max_size=7), st.integers(1, 200))
-def test_rows_go_one_by_one_to_whoever_has_the_fewest(nodes: list[tuple[int, bool]], rows: int) -> None:
+def test_each_row_goes_to_the_node_with_the_fewest_rows(nodes: list[tuple[int, bool]], rows: int) -> None:
     counts = [(count, behind, f"n{number}") for number, (count, behind) in enumerate(nodes)]
     left = {name: (count, behind, name) for count, behind, name in counts}
     for _ in range(rows):
@@ -52,7 +52,7 @@ def test_rows_go_one_by_one_to_whoever_has_the_fewest(nodes: list[tuple[int, boo
 
 @bounded
 @given(st.integers(0, 10_000_000), st.integers(1, 10_000))
-def test_a_piece_fits_and_stays_small_beside_what_came_before(row: int, fitting: int) -> None:
+def test_a_piece_fits_and_is_small_compared_with_the_rows_before_it(row: int, fitting: int) -> None:
     rows = piece_rows(row, fitting)
     assert 1 <= rows <= min(fitting, 8192)
     assert rows <= max(8, row / 16)
@@ -74,7 +74,7 @@ spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=5).
 
 
 @given(spans, st.integers(0, 70), st.integers(1, 70))
-def test_the_row_behind_some_is_found_past_those_that_are_skipped(skip: Spans, start: int, count: int) -> None:
+def test_row_behind_does_not_count_skipped_rows(skip: Spans, start: int, count: int) -> None:
     end = row_behind(skip, start, count)
     assert end - start - rows_within(skip, start, end) == count
     assert not rows_within(skip, end - 1, end)
@@ -85,9 +85,9 @@ def test_the_row_behind_some_is_found_past_those_that_are_skipped(skip: Spans, s
 
 @dataclass
 class Attempt:
-    """An attempt at a partition: it reads batches, claims what it does not hold back, and may be broken off.
+    """An attempt at a partition: it reads batches, claims what it does not hold back, and may be interrupted.
 
-    ``told`` has for each row the node that any attempt was told.
+    ``told`` has for each row the node that the attempts were told.
     """
 
     ledger: FeedLedger
@@ -95,14 +95,14 @@ class Attempt:
     batches: list[int]
     told: dict[int, str]
     near: tuple[str, ...] = ()
-    part: int = 0  # of what it has seen it holds back so much; none if 0
+    part: int = 0  # it holds back 1/part of the rows that it has read; none if 0
     fitting: int = 5000
     fails_at: int | None = None
     claimed: int = 0
     row: int = 0
 
     def step(self) -> bool:
-        """Read a batch and claim rows; at the end of the batches claim all that is left. Tell whether that was it."""
+        """Read a batch and claim rows; at the end of the batches claim all that is left. Return whether it is over."""
         if self.fails_at is not None and self.row >= self.fails_at:
             return True
         self.row += self.batches.pop(0) if self.batches else 0
@@ -134,7 +134,7 @@ class Attempt:
 
 @dataclass
 class Work:
-    """A partition: its rows, those to skip, and the attempts at it but for the last, which reads it all."""
+    """A partition: its rows, the rows to skip, the incomplete attempts, and the batches of the last, complete one."""
 
     rows: int
     skip: Spans = ()
@@ -142,7 +142,7 @@ class Work:
     last: list[int] = field(default_factory=list)
 
     def cut(self, sizes: list[int], rows: int) -> list[int]:
-        """Cut some rows into batches of these sizes in turn; the rest is one."""
+        """Cut rows into batches of these sizes; the remaining rows are one more batch."""
         batches: list[int] = []
         for size in sizes:
             if sum(batches) + size < rows:
@@ -150,7 +150,7 @@ class Work:
         return [*batches, rows - sum(batches)] if rows else []
 
     def plan(self) -> list[tuple[list[int], int | None]]:
-        """Return the batches of each attempt, and the row at which it dies; one whose input breaks off ends before."""
+        """Return the batches of each attempt, and the row at which it dies; input that breaks off has fewer batches."""
         tried = [(self.cut(sizes, end), None) for sizes, end in self.attempts if end is not None and end < self.rows]
         died = [(self.cut(sizes, self.rows), self.rows // 2) for sizes, end in self.attempts if end is None]
         return [*died, *tried, (self.cut(self.last, self.rows), None)]
@@ -177,10 +177,10 @@ works = st.builds(
     part=st.sampled_from([0, 2, 5]),
     data=st.data(),
 )
-def test_every_row_is_one_nodes_in_every_attempt_and_all_have_equally_many_at_the_end(
+def test_all_attempts_give_a_row_to_the_same_node_and_the_shares_are_equal(
     plan: list[Work], nodes: int, at_once: int, part: int, data: st.DataObject | None
 ) -> None:
-    """Whatever is read at once, dies, breaks off and is read again in other batches; on hosts that prefer their own."""
+    """Partitions are read at once, by attempts that die or break off, in other batches, and with preferred nodes."""
     ledger = FeedLedger(1, names(nodes), HeldRows({number: work.skip for number, work in enumerate(plan) if work.skip}))
     told: list[dict[int, str]] = [{} for _ in plan]
     waiting = []
@@ -206,7 +206,7 @@ def test_every_row_is_one_nodes_in_every_attempt_and_all_have_equally_many_at_th
 
 
 def read_all(ledger: FeedLedger, sizes: list[int], **options: Any) -> None:
-    """Read partitions of so many rows, one after another, in batches of 10,000."""
+    """Read partitions of these sizes, one after another, in batches of 10,000 rows."""
     for partition, rows in enumerate(sizes):
         for start in range(0, rows, 10_000):
             claim(ledger, partition, start, min(10_000, rows - start), **options)
@@ -218,14 +218,14 @@ def read_all(ledger: FeedLedger, sizes: list[int], **options: Any) -> None:
 )
 @pytest.mark.parametrize("nodes", [2, 3, 16, 128])
 @pytest.mark.parametrize("fitting", [27, 1 << 20], ids=["rows of 600 KB", "small rows"])
-def test_shares_are_level_to_a_row_whatever_the_partitions(sizes: list[int], nodes: int, fitting: int) -> None:
+def test_shares_differ_by_at_most_one_row_for_any_partitions(sizes: list[int], nodes: int, fitting: int) -> None:
     ledger = FeedLedger(1, names(nodes))
     read_all(ledger, sizes, fitting=fitting)
     assert sum(ledger.shares().values()) == sum(sizes)
     assert spread(ledger.shares()) <= 1
 
 
-def test_many_rows_make_few_pieces_and_the_first_are_mixed() -> None:
+def test_many_rows_make_few_pieces_and_the_first_ones_are_small() -> None:
     ledger = FeedLedger(1, names(2))
     pieces = [one for start in range(0, 1_000_000, 10_000) for one in claim(ledger, 0, start, 10_000)]
     assert [end for end, _ in pieces[:4]] == [8, 16, 24, 32]
@@ -234,8 +234,8 @@ def test_many_rows_make_few_pieces_and_the_first_are_mixed() -> None:
     assert len(ledger._dealt[0]._ends) == len(pieces) - same
 
 
-def test_rows_of_many_hosts_stay_on_them_as_far_as_those_that_are_held_back_make_up_for_it() -> None:
-    """Two tasks on two hosts, each with rows held back: none goes to the other host, but for the tails."""
+def test_rows_stay_on_their_host_as_far_as_held_rows_can_balance_the_shares() -> None:
+    """Two tasks on two hosts hold rows back: no row goes to the other host, except for the last ones."""
     ledger = FeedLedger(1, names(2))
     for start in range(0, 100_000, 10_000):
         for partition, near in ((0, "worker:0"), (1, "worker:1")):
@@ -243,7 +243,7 @@ def test_rows_of_many_hosts_stay_on_them_as_far_as_those_that_are_held_back_make
             assert {node for _, node in told} == {near}
 
 
-def test_a_node_on_the_same_host_is_ahead_by_no_more_than_the_held_rows_make_up_for() -> None:
+def test_a_node_on_the_same_host_is_ahead_only_as_far_as_held_rows_can_balance() -> None:
     ledger = FeedLedger(1, names(4))
     claim(ledger, 0, 0, 500, held=120, local=("worker:1",))
     least = min(ledger.claimed.values())
@@ -252,11 +252,11 @@ def test_a_node_on_the_same_host_is_ahead_by_no_more_than_the_held_rows_make_up_
     assert spread(ledger.claimed) <= 1
 
 
-def test_of_equal_nodes_the_one_on_the_same_host_comes_first() -> None:
+def test_among_equal_nodes_the_one_on_the_same_host_comes_first() -> None:
     assert claim(FeedLedger(1, names(3)), 0, 0, 1, local=("worker:2",)) == [(1, "worker:2")]
 
 
-def test_of_very_many_nodes_a_question_reaches_some_and_they_differ_by_what_it_gives_to_one(
+def test_with_very_many_nodes_a_claim_goes_to_some_and_the_shares_stay_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A task opens a stream to every node that it has rows for."""
@@ -281,7 +281,7 @@ def test_finishing_twice_counts_once() -> None:
     assert (ledger.rows, ledger.partitions_done) == (100, 1)
 
 
-def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
+def test_a_feed_is_spilled_only_if_every_partition_is() -> None:
     ledger = FeedLedger(1, names(2))
     ledger.finish(0, 1, spilled=True)
     assert ledger.spilled
@@ -290,10 +290,10 @@ def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
     assert not ledger.spilled
 
 
-def test_rows_that_were_claimed_behind_an_attempts_end_are_in_no_share() -> None:
+def test_rows_claimed_behind_the_end_of_an_attempt_are_in_no_share() -> None:
     ledger = FeedLedger(1, names(2))
     first = claim(ledger, 0, 0, 500)  # by an attempt that dies
-    ledger.finish(0, 100)  # by one whose input breaks off
+    ledger.finish(0, 100)  # by an attempt whose input breaks off
     assert sum(ledger.shares().values()) == 100
     assert claim(ledger, 0, 0, 500) == first
     ledger.finish(0, 500)
@@ -302,7 +302,7 @@ def test_rows_that_were_claimed_behind_an_attempts_end_are_in_no_share() -> None
 
 @bounded
 @given(st.lists(st.integers(0, 6000), min_size=1, max_size=6), st.integers(1, 4))
-def test_attempts_that_were_broken_off_count_as_the_one_that_came_furthest(ends: list[int], nodes: int) -> None:
+def test_interrupted_attempts_count_as_the_one_that_got_furthest(ends: list[int], nodes: int) -> None:
     ledger = FeedLedger(1, names(nodes))
     for rows in ends:
         claim(ledger, 0, 0, rows)
@@ -314,7 +314,7 @@ def test_attempts_that_were_broken_off_count_as_the_one_that_came_furthest(ends:
 
 
 @given(st.integers(2, 4), st.lists(st.integers(1, 300), min_size=1, max_size=4), spans, st.data())
-def test_the_rows_that_nodes_have_been_through_are_theirs_and_those_that_were_skipped(
+def test_rows_before_a_position_are_those_that_nodes_read_and_those_skipped(
     nodes: int, batches: list[int], skip: Spans, data: st.DataObject
 ) -> None:
     ledger, row, whose = FeedLedger(1, names(nodes), HeldRows({0: skip})), 0, []
@@ -332,23 +332,23 @@ def test_the_rows_that_nodes_have_been_through_are_theirs_and_those_that_were_sk
     ("partition", "start", "rows", "held"),
     [(0, 0, 2**63, 0), (0, 0, -1, 0), (0, 7, 1, 0), (0, -64, 1, 0), (-1, 0, 1, 0), (0, 2**62 + 1, 1, 0), (0, 0, 1, -1)],
 )
-def test_rows_that_no_task_can_have_are_refused_at_once(partition: int, start: int, rows: int, held: int) -> None:
-    """The driver answers in one thread: a count without end would have been the end of all questions."""
+def test_impossible_claims_are_refused_at_once(partition: int, start: int, rows: int, held: int) -> None:
+    """The driver answers in one thread: a claim of this size would block all other questions."""
     ledger = FeedLedger(1, ["worker:0", "worker:1"])
     with pytest.raises(ValueError, match="cannot be claimed|cannot have"):
         claim(ledger, partition, start, rows, held=held)
     assert ledger.claimed == {"worker:0": 0, "worker:1": 0}
 
 
-def test_no_question_makes_very_many_pieces() -> None:
+def test_a_claim_makes_a_bounded_number_of_pieces() -> None:
     assert len(claim(FeedLedger(1, names(2)), 0, 0, 1 << 32, fitting=1)) <= 4096
 
 
-def test_no_rows_are_nobodys() -> None:
+def test_a_claim_of_no_rows_goes_to_no_node() -> None:
     assert FeedLedger(1, names(2)).claim(ClaimRows(1, 0, 0, 0)) == Claimed([], [])
 
 
-def test_rows_that_there_cannot_be_are_refused() -> None:
+def test_impossible_ends_of_partitions_are_refused() -> None:
     ledger = FeedLedger(1, ["worker:0"])
     for partition, rows in ((0, -1), (-1, 5)):
         with pytest.raises(ValueError, match="cannot be claimed|cannot have"):
@@ -356,7 +356,7 @@ def test_rows_that_there_cannot_be_are_refused() -> None:
     assert (ledger.rows, ledger.partitions_done) == (0, 0)
 
 
-def test_a_closed_ledger_keeps_its_counts_and_none_of_its_books() -> None:
+def test_a_closed_ledger_keeps_its_counts_and_forgets_who_has_which_rows() -> None:
     ledger = FeedLedger(1, names(2))
     for partition in range(20):
         claim(ledger, partition, 0, 100, held=0, fitting=100, local=())

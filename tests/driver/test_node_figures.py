@@ -1,4 +1,4 @@
-"""How a node looks: its phase, its newest metrics, its curves, its GPUs."""
+"""The figures of a node: its phase, its newest metrics, its curves and its GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit(epoch: int, step: int, time: float = 0.0, **metrics: float) -> StepRepor
     return StepReport(epoch, 3, step, 10, metrics, step == 10, time, FIT)
 
 
-def test_a_validation_has_steps_of_its_own_and_the_epoch_that_it_belongs_to() -> None:
+def test_a_validation_has_its_own_steps_and_the_epoch_of_its_training() -> None:
     training = [fit(2, step, loss=0.5) for step in (1, 9)]
     state = after(*training, StepReport(2, 3, 4, 80, {"val_loss": 0.7}, phase=EVALUATE))
     assert (state.phase, state.epoch, state.epochs, state.step, state.steps) == ("evaluate", 2, 3, 4, 80)
@@ -49,34 +49,34 @@ def test_after_an_evaluation_the_end_of_the_training_is_shown_again() -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in NodeStatus if status.ended])
-def test_a_node_that_ended_is_in_no_phase_and_has_nothing_left_to_do(status: NodeStatus) -> None:
+def test_a_node_that_ended_has_no_phase_and_no_time_left(status: NodeStatus) -> None:
     reports = [fit(1, step, time=float(step), loss=1.0) for step in range(1, 5)]
     assert after(*reports).seconds_left == pytest.approx(26.0)
     state = after(*reports, status=status)
     assert (state.phase, state.seconds_left, state.step) == ("", None, 4)
 
 
-def test_a_metric_stays_until_there_is_a_newer_one_or_training_begins_anew() -> None:
+def test_a_metric_stays_until_a_newer_value_arrives_or_a_new_training_begins() -> None:
     first = [fit(1, 10, loss=0.5, val_loss=0.6), fit(2, 1, loss=0.4)]
     assert after(*first).metrics == {"loss": 0.4, "val_loss": 0.6}
     assert after(*first, fit(1, 1, loss=2.0)).metrics == {"loss": 2.0}
 
 
-def test_the_curves_are_those_that_are_shown_whichever_came_first() -> None:
+def test_the_curves_are_of_the_first_shown_metrics_in_any_order_of_arrival() -> None:
     state = after(fit(1, 1, val_loss=1, val_b=2, c=3), fit(1, 2, loss=5, b=6, c=7), fit(1, 3, a=4, loss=5))
     assert list(state.curves) == ["loss", "a", "b", "c"]
     assert list(state.metrics) == ["loss", "a", "b", "c", "val_loss", "val_b"]
     assert state.curves["c"] == (3, 7)
 
 
-def test_there_are_curves_of_the_loss_and_of_three_others_in_the_order_of_coming() -> None:
+def test_the_curves_are_of_the_loss_and_of_the_first_three_other_metrics() -> None:
     state = after(fit(1, 1, a=1, b=2, c=3, d=4), fit(1, 2, d=4, a=2, loss=0.5))
     assert list(state.curves) == ["loss", "a", "b", "c"]
     assert state.curves["a"] == (1, 2)
     assert next(iter(state.metrics)) == "loss"
 
 
-def test_a_report_that_tells_only_the_phase_is_no_point_of_a_curve() -> None:
+def test_a_report_of_only_a_phase_adds_no_point_to_a_curve() -> None:
     assert after(fit(1, 1, loss=1.0), fit(1, 2), StepReport(1, 3, 2, 10, phase=OVER)).curves == {"loss": (1.0,)}
 
 
@@ -94,7 +94,7 @@ def test_gpus_are_shown_while_the_node_lives() -> None:
     state = after(heartbeat=beat, reservation=place)
     assert state.gpus == ("0", "1")
     assert state.gpu_use == (GpuUse("NVIDIA A100", 87.0, 1, 2), GpuUse("NVIDIA A100"))
-    assert after(heartbeat=beat, status=NodeStatus.DONE).gpu_use == (GpuUse("NVIDIA A100"),) * 2  # what it was
+    assert after(heartbeat=beat, status=NodeStatus.DONE).gpu_use == (GpuUse("NVIDIA A100"),) * 2  # only the names stay
 
 
 def test_a_node_that_starts_says_whether_it_imports_tensorflow() -> None:

@@ -1,4 +1,4 @@
-"""Which Spark job is asked for a node again."""
+"""Spark jobs that start nodes again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Job:
 
 
 class Jobs:
-    """Takes jobs, and runs none."""
+    """Accepts jobs without running them."""
 
     def __init__(self) -> None:
         self.taken: list[Job] = []
@@ -57,8 +57,8 @@ def made(spark: SparkSession) -> tuple[NodeJobs, Jobs, Any]:
     return made, jobs, controller
 
 
-def test_a_node_is_asked_for_again_whichever_others_were_before_it(made: tuple[NodeJobs, Jobs, Any]) -> None:
-    """Its job has ended, since all nodes have left their slots; another node was asked for again meanwhile."""
+def test_a_node_is_submitted_again_whichever_others_were_submitted_before(made: tuple[NodeJobs, Jobs, Any]) -> None:
+    """Its job has ended, because all nodes have left their slots. Another node was submitted again meanwhile."""
     nodes, jobs, controller = made
     jobs.taken[0].done.set()
     controller.missing = ("worker:0",)
@@ -74,7 +74,7 @@ def test_a_node_is_asked_for_again_whichever_others_were_before_it(made: tuple[N
     assert len(jobs.taken) == 5
 
 
-def test_a_job_that_runs_is_asked_again_for_those_alone_whose_task_has_gone(made: tuple[NodeJobs, Jobs, Any]) -> None:
+def test_while_a_job_runs_only_nodes_whose_task_is_gone_are_submitted_again(made: tuple[NodeJobs, Jobs, Any]) -> None:
     nodes, jobs, controller = made
     controller.missing, controller.without_supervisor = ("worker:0", "worker:1"), ("worker:1",)
     nodes.submit_again()

@@ -18,7 +18,7 @@ def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread() -> None:
     exchange.asked(ReleaseNode("i", 0, 0))
     exchange.asked(ReleaseNode("i", 2, 2))
     assert exchange.asked(ClaimNode("i", 5, 11, near)) == "worker:0"
-    assert exchange.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # nobody near: anybody
+    assert exchange.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # no node on the task's host: any node
     closed[0] = "wait() has told the nodes"
     assert "wait() has told the nodes" in exchange.asked(AskPlaces("input")).refused
     closed[0] = ""

@@ -1,4 +1,4 @@
-"""Executors that import TensorFlow before the first cluster: the real Spark, the real processes."""
+"""Executors that import TensorFlow before the first cluster, with a real Spark and real processes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ SECONDS = 90.0
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have it switched on, as it is for users, for an application that nothing has warmed yet."""
+    """Enable prewarming, as it is for users, for an application that is not warm yet."""
     monkeypatch.delenv(prewarm.VARIABLE, raising=False)
     monkeypatch.setattr(prewarm, "_begun", {})
     monkeypatch.setattr(prewarm, "_of_this_process", os.urandom(32))
-    monkeypatch.setattr(prewarm, "_LOOK_SECONDS", SECONDS)  # Spark's Python daemon of the tests starts in tens of them
+    monkeypatch.setattr(
+        prewarm, "_LOOK_SECONDS", SECONDS
+    )  # Spark's Python daemon takes tens of seconds to start in the tests
 
 
 def until_warm(spark: SparkSession) -> None:
@@ -44,7 +46,7 @@ def whose(args: Any, ctx: Any) -> tuple[int, int]:
     return forker, its_warm_process(forker)
 
 
-def test_the_first_cluster_is_forked_from_what_was_warmed(spark: SparkSession, on: None) -> None:
+def test_the_first_cluster_is_forked_from_the_warm_processes(spark: SparkSession, on: None) -> None:
     assert set(prewarm.look(spark).values()) == {"cold"}
     prewarm.begin(spark)
     until_warm(spark)
@@ -57,7 +59,7 @@ def test_the_first_cluster_is_forked_from_what_was_warmed(spark: SparkSession, o
     assert set(prewarm.look(spark).values()) == {"warm"}
 
 
-def test_it_is_begun_once_and_not_where_the_variable_says_so(
+def test_prewarming_begins_once_and_not_if_the_variable_disables_it(
     spark: SparkSession, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(prewarm.VARIABLE, "0")
@@ -74,14 +76,14 @@ def test_it_is_begun_once_and_not_where_the_variable_says_so(
     assert set((job.result or {}).values()) <= {"importing", "warm"}
 
 
-def test_a_cluster_finds_its_slots_free_while_they_are_warmed(spark: SparkSession, on: None) -> None:
+def test_a_cluster_finds_free_slots_while_executors_are_warmed(spark: SparkSession, on: None) -> None:
     prewarm.begin(spark)
     with launch(whose, spark=spark, workers=4, input_mode="tensorflow", name="at_once") as cluster:
         cluster.wait()
     assert len(cluster.results()) == 4
 
 
-def test_what_waits_for_slots_goes_where_a_cluster_comes(
+def test_prewarming_that_waits_for_slots_is_cancelled_when_a_cluster_starts(
     spark: SparkSession, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prewarm, "_SETTLE_SECONDS", 0.5)
@@ -113,7 +115,7 @@ def test_a_host_that_cannot_be_warmed_says_why(spark: SparkSession, on: None, mo
     assert batch.to_pylist()[0]["state"].startswith("FileNotFoundError")
 
 
-def test_a_session_of_ones_own_and_the_extension_begin_it(run_script: RunScript) -> None:
+def test_spark_session_and_the_extension_begin_prewarming(run_script: RunScript) -> None:
     ended = run_script(
         """
         from IPython.core.interactiveshell import InteractiveShell
@@ -142,7 +144,7 @@ def test_a_session_of_ones_own_and_the_extension_begin_it(run_script: RunScript)
     assert told == ["without a session 0", "a session True", "the extension True", "the line True", "switched off True"]
 
 
-def test_a_spark_that_takes_no_jobs_of_several_threads_is_left_cold(
+def test_a_spark_without_pinned_threads_is_not_prewarmed(
     spark: SparkSession, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Any) -> None:
@@ -153,7 +155,7 @@ def test_a_spark_that_takes_no_jobs_of_several_threads_is_left_cold(
     assert prewarm._begun == {}
 
 
-def test_a_job_that_was_called_off_while_it_waited_for_executors_sends_no_task(
+def test_a_job_that_was_cancelled_while_it_waited_for_executors_sends_no_task(
     spark: SparkSession, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registering = threading.Event()

@@ -1,4 +1,4 @@
-"""Who comes again after a loss: all nodes, or where a coordinator gives out the steps, the lost ones alone."""
+"""Restarts after a loss: all nodes restart, or only the lost workers if a coordinator gives out the steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pair(make: Callable[..., Cluster]) -> Cluster:
 
 
 def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
-    """Return what a node has been told of one kind, when all that was on its way is there."""
+    """Return the messages of one kind that a node has received, once all sent messages have arrived."""
     cluster.controller.send("the end of it", [node])
     found = []
     for message in cluster.streams[node]:
@@ -65,7 +65,7 @@ def come_again(cluster: Cluster, node: str, port: int) -> None:
     cluster.until(lambda: node not in cluster.controller.missing)
 
 
-def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
+def test_only_a_lost_worker_restarts_and_the_coordinator_gets_its_new_address(coordinated: Cluster) -> None:
     coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
     coordinated.say(ended("worker:1", None, "SIGKILL"))
     assert not coordinated.controller.restart_all("it was killed")
@@ -85,14 +85,14 @@ def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where
 
 
 @pytest.mark.parametrize("node", ["ps:0", "chief:0"])
-def test_a_lost_parameter_server_or_chief_means_that_all_come_again(coordinated: Cluster, node: str) -> None:
+def test_all_nodes_restart_after_the_loss_of_a_parameter_server_or_chief(coordinated: Cluster, node: str) -> None:
     coordinated.say(ended(node, None, "SIGKILL"))
     assert coordinated.controller.restart_all("it was killed")
     assert coordinated.controller.generation == 2
     assert set(coordinated.controller.missing) == set(NODES)
 
 
-def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster]) -> None:
+def test_all_nodes_restart_if_no_coordinator_follows(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2, ps=1, chief=True)
     cluster.bring_up(*NODES)
     cluster.say(Serving("worker:1"))
@@ -100,8 +100,8 @@ def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster
     assert cluster.controller.restart_all("it was killed")
 
 
-def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster) -> None:
-    """Its process may live, and TensorFlow waits for its answer for ever."""
+def test_all_nodes_restart_if_a_worker_is_silent(coordinated: Cluster) -> None:
+    """Its process may still run, and TensorFlow would wait for its answer forever."""
     coordinated.clock.now += 100.0
     for node in ("chief:0", "worker:0", "ps:0"):
         coordinated.say(Serving(node))
@@ -111,8 +111,8 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     assert coordinated.controller.generation == 2
 
 
-def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
-    """It has no reservation then, and its task must still be told that it is to end it."""
+def test_a_supervisor_that_falls_silent_before_its_next_reservation_is_given_up(pair: Cluster) -> None:
+    """It has no reservation then, but its task must still be told to end it."""
     pair.say(ended("worker:0", None, "SIGKILL"))
     assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:1", 5001)
@@ -129,7 +129,7 @@ def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair:
     assert pair.controller.all_reserved
 
 
-def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(pair: Cluster) -> None:
+def test_a_node_that_was_submitted_and_waits_for_a_slot_is_not_submitted_again(pair: Cluster) -> None:
     pair.controller.want_slot()
     assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.streams["worker:1"].end()
@@ -143,7 +143,7 @@ def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(p
     assert pair.controller.take_to_resubmit() == []
 
 
-def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
+def test_a_supervisor_in_another_container_may_have_the_pid_of_one_that_was_given_up(pair: Cluster) -> None:
     def come(machine: str) -> None:
         stream = pair.streams["worker:1"] = pair.client.attend()
         stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.controller.generation, machine))
@@ -165,7 +165,7 @@ def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_g
 # --- a slot for the rows
 
 
-def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Callable[..., Cluster]) -> None:
+def test_the_first_task_that_asks_leaves_a_slot_that_the_rows_need(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
     cluster.bring_up("worker:0", "worker:1")
     assert cluster.controller.asked(HoldsSlot("worker:1")) == "hold"
@@ -177,7 +177,7 @@ def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Cal
     assert cluster.controller.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
 
 
-def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others_wait(
+def test_a_missing_node_keeps_its_slot_and_no_other_node_leaves_a_gpu_to_it(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(workers=2, gpus=1)
@@ -189,7 +189,7 @@ def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others
     assert cluster.controller.asked(HoldsSlot("worker:0", 77)) == "leave"
 
 
-def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pair: Cluster) -> None:
+def test_a_node_without_a_task_is_submitted_again_once_its_supervisor_is_gone(pair: Cluster) -> None:
     pair.controller.want_slot()
     assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
@@ -205,15 +205,15 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pai
     assert (pair.controller.without_supervisor, pair.controller.left_slots) == ((), ())
 
 
-def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
-    """Its task has left its slot, or every slot is a node; no rendezvous comes that would ask for it."""
+def test_an_absent_node_without_a_task_is_submitted_until_it_was_lost_three_times(pair: Cluster) -> None:
+    """Its task has left its slot, or nodes hold every slot. No rendezvous follows that would submit it again."""
     pair.controller.want_slot()
     assert pair.controller.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
     assert pair.controller.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
     assert pair.controller.take_to_resubmit() == []
-    pair.controller.continue_without_missing()  # its supervisor, which has been too slow, is let go
+    pair.controller.continue_without_missing()  # drops its supervisor, which was too slow
     for left in (True, True, False):
         assert pair.controller.take_to_resubmit() == ["worker:1"]
         pair.controller.mark_submitted(["worker:1"], hold=False)
@@ -247,7 +247,7 @@ def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster,
 
 @pytest.fixture
 def three(make: Callable[..., Cluster]) -> Cluster:
-    """Three workers that train together, of which the first has been lost, and the others have come again."""
+    """Three workers that train together: the first one is lost, and the others have restarted."""
     cluster = make(workers=3)
     cluster.controller.membership.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1", "worker:2")
@@ -265,7 +265,7 @@ def start_told(cluster: Cluster, node: str) -> Start:
     return told[-1]
 
 
-def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
+def test_the_others_continue_without_a_worker_that_does_not_come_back(three: Cluster) -> None:
     assert three.controller.are_enough(2)
     assert not three.controller.are_enough(3)
     assert three.controller.continue_without_missing() == ("worker:0",)
@@ -277,11 +277,11 @@ def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) ->
 
 
 def come_late(cluster: Cluster, node: str) -> None:
-    """Come as a new supervisor."""
+    """Connect as a new supervisor."""
     cluster.reserve(node, port=6000)
 
 
-def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
+def test_a_late_worker_joins_once_a_state_has_been_saved(three: Cluster) -> None:
     three.controller.continue_without_missing()
     three.say(StateHeld("worker:1", waits=True))
     assert three.controller.changing == "", "it has not come"
@@ -304,7 +304,7 @@ def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Clust
     assert three.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
-def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
+def test_a_worker_lost_before_it_joins_is_no_failure_and_is_wanted_three_times(three: Cluster) -> None:
     three.controller.continue_without_missing()
     for wanted in (True, True, False):
         come_late(three, "worker:0")
@@ -314,7 +314,7 @@ def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three
     assert three.controller.all_reserved, "the others go on"
 
 
-def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
+def test_workers_do_not_continue_without_a_chief(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2, chief=True)
     cluster.controller.membership.restarts_left = 1
     cluster.bring_up("chief:0", "worker:0", "worker:1")
@@ -325,18 +325,18 @@ def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Clus
     assert not cluster.controller.are_enough(1)
 
 
-# --- more nodes than there were, or fewer
+# --- scaling
 
 
 def scale(cluster: Cluster, workers: int) -> tuple[str, ...]:
-    """Have the plan say another number of workers; return whom it takes."""
+    """Change the plan's number of workers; return the nodes that must be started."""
     plan = dataclasses.replace(cluster.controller.plan, workers=workers)
     lacking = cluster.controller.lacking(plan)
     cluster.controller.scale(plan)
     return lacking
 
 
-def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinator_says_so(coordinated: Cluster) -> None:
+def test_new_workers_start_in_order_and_join_once_the_coordinator_reports_them(coordinated: Cluster) -> None:
     assert scale(coordinated, 4) == ("worker:2", "worker:3")
     assert [state.node for state in coordinated.controller.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
     coordinated.reserve("worker:3", port=7003)
@@ -362,7 +362,7 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
         assert heard(coordinated, node, (StartAgain, Moved)) == []  # type: ignore[arg-type]
 
 
-def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated: Cluster) -> None:
+def test_a_new_worker_that_is_lost_before_it_joins_is_started_again(coordinated: Cluster) -> None:
     scale(coordinated, 3)
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(Serving("worker:2"))
@@ -374,7 +374,7 @@ def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated
     assert [one.address for one in heard(coordinated, "chief:0", Moved)] == ["10.0.0.1:7002", "10.0.0.1:7009"]
 
 
-def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it_is_lost(coordinated: Cluster) -> None:
+def test_new_workers_that_wait_for_a_lost_coordinator_restart_with_all_nodes(coordinated: Cluster) -> None:
     scale(coordinated, 3)
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(ended("chief:0", None, "SIGKILL"))
@@ -384,7 +384,7 @@ def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it
     assert coordinated.controller.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
-def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+def test_a_new_synchronous_worker_joins_once_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=1)
     cluster.bring_up("worker:0")
     assert scale(cluster, 2) == ("worker:1",)
@@ -399,7 +399,7 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
     assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
 
 
-def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+def test_a_worker_removed_from_the_plan_leaves_once_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
     cluster.controller.membership.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
@@ -430,7 +430,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert cluster.controller.changing == "worker:1 joined"
 
 
-def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., Cluster]) -> None:
+def test_a_removed_worker_that_is_wanted_again_before_it_leaves_stays(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
     cluster.bring_up("worker:0", "worker:1")
     scale(cluster, 1)
@@ -439,7 +439,7 @@ def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., C
     assert cluster.controller.changing == ""
 
 
-def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away(make: Callable[..., Cluster]) -> None:
+def test_a_new_worker_that_is_removed_before_it_joins_is_told_to_stop(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=1)
     cluster.bring_up("worker:0")
     scale(cluster, 2)
@@ -450,8 +450,8 @@ def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away
     assert cluster.controller.changing == ""
 
 
-def test_a_new_worker_waits_while_a_lost_one_is_on_its_way_back(coordinated: Cluster) -> None:
-    """Nobody can be told where that one is."""
+def test_a_new_worker_waits_until_a_lost_one_is_back(coordinated: Cluster) -> None:
+    """The address of the lost worker is not known before that."""
     coordinated.say(ended("worker:1", None, "SIGKILL"))
     assert not coordinated.controller.restart_all("it was killed")
     assert scale(coordinated, 3) == ("worker:2",)

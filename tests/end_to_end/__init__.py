@@ -1,4 +1,4 @@
 """Whole clusters, from ``launch()`` to their results: nodes are lost, hang, come and go while a real Spark runs them.
 
-No module of the package is their subject. What one is responsible for is tested in the folder that has its name.
+They test no single module. The tests of one module are in the folder with its name.
 """

@@ -110,7 +110,7 @@ RIGHT = "gone 2 restarts left 3 epochs sum right 0 repeated 150 steps moved"
 
 
 def trained(run_script: RunScript, calls: str, cores: int, settings: dict[str, str]) -> list[str]:
-    """Run these calls of ``train`` with two executors of so many cores, and return what was printed of each."""
+    """Run these calls of ``train`` with two executors of ``cores`` cores each; return the printed results."""
     script = f"{SPARK}\n{textwrap.indent(textwrap.dedent(calls), '    ')}\n    spark.stop()\n"
     output = run_script(script, CORES=str(cores), SETTINGS=json.dumps(settings)).stdout
     return [line.removeprefix("SAID ") for line in output.splitlines() if line.startswith("SAID ")]
@@ -122,8 +122,8 @@ def test_a_node_leaves_an_executor_that_spark_decommissions(run_script: RunScrip
 
 
 @pytest.mark.faults
-def test_the_chief_leaves_and_so_do_all_nodes_of_an_executor_one_after_the_other(run_script: RunScript) -> None:
-    """Their rows are shuffled; the two nodes share an executor after the first has left the other one."""
+def test_the_chief_and_all_nodes_of_an_executor_leave_one_after_another(run_script: RunScript) -> None:
+    """The rows are shuffled. The two nodes share an executor after the first one has left the other executor."""
     calls = """
         train("chief", ["worker:0"], signal.SIGPWR, shuffle=300)
         train("both", ["worker:0", "worker:1"], signal.SIGPWR)
@@ -132,8 +132,8 @@ def test_the_chief_leaves_and_so_do_all_nodes_of_an_executor_one_after_the_other
 
 
 @pytest.mark.faults
-def test_a_signal_to_end_is_a_warning_and_the_others_go_on_meanwhile(run_script: RunScript) -> None:
-    """All slots are nodes, so none of them holds its slot."""
+def test_sigterm_decommissions_an_executor_and_the_others_continue_meanwhile(run_script: RunScript) -> None:
+    """Nodes fill all slots, so no node holds its slot."""
     calls = 'train("term", ["worker:1"], signal.SIGTERM, min_workers=1)'
     told = trained(run_script, calls, 1, {"spark.executor.decommission.signal": "TERM"})
     assert told == [f"term {RIGHT}"]

@@ -1,4 +1,4 @@
-"""What goes wrong is said once, by name, with the remote traceback; and the next cluster in the same kernel works."""
+"""Failures are reported once, with the node's name and traceback, and the next cluster in the same kernel works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tfos_nb.spark.session import slots_busy
 
 
 def tf_processes() -> list[psutil.Process]:
-    """Find the processes of nodes: what Spark's tasks have started, and what the warm server has forked."""
+    """Find the processes of nodes: those that Spark's tasks started, and those that the warm server forked."""
     found = []
     for process in [*psutil.Process().children(recursive=True), *forked_ones()]:
         try:
@@ -44,7 +44,7 @@ def tf_processes() -> list[psutil.Process]:
 
 
 def forked_ones() -> Iterator[psutil.Process]:
-    """Find what has a name that no server has, in the environment of this process' Spark."""
+    """Find the forked processes of this process' Spark, except for the warm servers."""
     for process in psutil.process_iter(["name"]):
         name = process.info["name"]
         with contextlib.suppress(psutil.Error):
@@ -54,7 +54,7 @@ def forked_ones() -> Iterator[psutil.Process]:
 
 
 def told(process: psutil.Process) -> str:
-    """Tell what a process is that should have ended, what it has done and what it waits for."""
+    """Describe a process that should have ended: its parents, its age, and what it waits for."""
     with process.oneshot():
         waits = Path(f"/proc/{process.pid}/wchan").read_text()
         threads = [f"{thread.user_time + thread.system_time:.1f}" for thread in process.threads()]
@@ -66,7 +66,7 @@ def told(process: psutil.Process) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(spark: SparkSession) -> Iterator[None]:
-    """After each failure: no process and no thread is left, no slot is held; the next test is the next cluster."""
+    """Check after each failure that no process and no thread is left and no slot is held."""
     yield
     assert until(lambda: not tf_processes()), [told(process) for process in tf_processes()]
     assert until(lambda: not slots_busy(spark)), slots_busy(spark)
@@ -98,7 +98,7 @@ def counting(args: Any, ctx: Any) -> int:
     return sum(int(batch["label"].shape[0]) for batch in ctx.dataset(16))
 
 
-def test_an_exception_on_one_of_three_workers_shows_its_own_line(spark: SparkSession) -> None:
+def test_an_exception_on_one_of_three_workers_is_shown_with_its_line(spark: SparkSession) -> None:
     cluster = launch(raising, "reason", workers=3, spark=spark, wait_until_up=False)
     with pytest.raises(errors.NodeFailed) as caught, cluster:
         pass
@@ -109,7 +109,7 @@ def test_an_exception_on_one_of_three_workers_shows_its_own_line(spark: SparkSes
     assert "tfprocess" not in error.remote_traceback
     assert error.host in str(error)
     assert cluster.state.value == "FAILED"
-    with pytest.raises(errors.NodeFailed):  # it sticks
+    with pytest.raises(errors.NodeFailed):  # the error is raised again
         cluster.train(spark.range(3))
 
 
@@ -129,11 +129,11 @@ def leaving_a_file(args: Any, ctx: Any) -> None:
 
 
 def files_named(start: str, root: Path) -> list[str]:
-    """Find files by how their names start. Others make and remove directories there meanwhile, which os.walk bears."""
+    """Find files by the start of their names. os.walk tolerates directories that others remove meanwhile."""
     return [os.path.join(at, file) for at, _, files in os.walk(root) for file in files if file.startswith(start)]
 
 
-def test_what_a_killed_node_wrote_into_its_temporary_directory_goes_with_it(spark: SparkSession) -> None:
+def test_the_temporary_files_of_a_killed_node_are_removed(spark: SparkSession) -> None:
     name = f"left-{uuid.uuid4()}"
     root = Path(tempfile.gettempdir())
     with (
@@ -147,7 +147,7 @@ def test_what_a_killed_node_wrote_into_its_temporary_directory_goes_with_it(spar
     assert until(lambda: not files_named(name, root))
 
 
-def test_a_node_that_exits_by_itself_is_named_with_its_code(spark: SparkSession) -> None:
+def test_a_node_that_exits_is_named_with_its_exit_code(spark: SparkSession) -> None:
     with pytest.raises(errors.NodeFailed) as caught, launch(exiting, workers=2, spark=spark) as cluster:
         cluster.wait()
     assert (caught.value.node, caught.value.exit_code) == ("worker:1", 3)
@@ -171,10 +171,10 @@ def supervisor_of(cluster: Cluster, node: str) -> psutil.Process:
 
 def count_until_told(args: Any, ctx: Any) -> int:
     dataset = ctx.dataset(16)
-    return sum(int(batch["id"].shape[0]) for _ in range(3) for batch in dataset)  # the third time the feed is over
+    return sum(int(batch["id"].shape[0]) for _ in range(3) for batch in dataset)  # the third pass is empty
 
 
-def test_a_node_outlives_the_python_process_of_its_spark_task_and_its_slot_stays_taken(spark: SparkSession) -> None:
+def test_a_node_outlives_the_python_process_of_its_task_and_its_slot_stays_taken(spark: SparkSession) -> None:
     with launch(count_until_told, workers=2, spark=spark) as cluster:
         supervisor = supervisor_of(cluster, "worker:1")
         task = supervisor.parent()
@@ -244,14 +244,14 @@ def test_a_missing_column_is_named_with_the_nearest(spark: SparkSession) -> None
             cluster.train(frame)
 
 
-def test_a_column_without_a_tensor_is_refused_before_anything_is_read(spark: SparkSession) -> None:
+def test_a_column_that_cannot_become_a_tensor_is_refused_before_anything_is_read(spark: SparkSession) -> None:
     frame = spark.sql("select current_timestamp() as at, 1 as label")
     with pytest.raises(errors.PlanError, match="column 'at' is timestamp.*cast"):
         with launch(counting, workers=1, spark=spark) as cluster:
             cluster.train(frame)
 
 
-def test_data_without_a_row_are_said_to_have_none(spark: SparkSession) -> None:
+def test_data_without_rows_are_refused(spark: SparkSession) -> None:
     frame = spark.createDataFrame([], "x float, label int")
     with pytest.raises(errors.FeedFailed, match="the data have no rows"):
         with launch(counting, workers=2, spark=spark) as cluster:
@@ -284,7 +284,7 @@ def test_more_nodes_than_slots_are_refused_in_seconds(spark: SparkSession) -> No
     assert time.monotonic() - began < 60  # far from the ten minutes of Spark's own check
 
 
-def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_asked_for(spark: SparkSession) -> None:
+def test_a_second_cluster_is_refused_while_the_first_one_waits_for_its_slots(spark: SparkSession) -> None:
     first = launch(telling_pid, workers=3, spark=spark, name="first", wait_until_up=False)
     try:
         with pytest.raises(errors.PlanError, match=r"needs 3 slots .* Spark has 4 .*cluster first.*ask for 1 node"):
@@ -319,7 +319,7 @@ def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_ask
         ({"restarts": 1, "min_workers": 2}, "min_workers must be at most 1, the number of workers, got 2"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named_before_anything_starts(
+def test_an_invalid_setting_is_named_before_anything_starts(
     spark: SparkSession, wish: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(errors.PlanError, match=said):
@@ -336,7 +336,7 @@ def test_a_setting_that_cannot_be_is_named_before_anything_starts(
         ({"env": {"A=B": "1"}}, "env: a variable's name must not be empty or contain '=' or NUL, got 'A=B'"),
     ],
 )
-def test_programs_that_cannot_be_are_refused_before_anything_starts(
+def test_invalid_options_of_parallel_run_are_refused_before_anything_starts(
     spark: SparkSession, wish: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(errors.PlanError, match=said):
@@ -350,7 +350,7 @@ def test_programs_that_cannot_be_are_refused_before_anything_starts(
         ("TFOS_SERVER_RELAY", "yes", "TFOS_SERVER_RELAY must be 1 .*, got yes"),
     ],
 )
-def test_a_variable_of_the_driver_that_cannot_be_is_named_before_a_spark_is_started(
+def test_an_invalid_environment_variable_is_named_before_a_session_starts(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -373,7 +373,7 @@ def telling_place(args: Any, ctx: Any) -> str:
     return str(ctx.model_dir)
 
 
-def test_clusters_of_one_name_that_run_at_once_have_directories_of_their_own(
+def test_clusters_with_the_same_name_that_run_at_once_have_their_own_directories(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -387,7 +387,7 @@ def test_clusters_of_one_name_that_run_at_once_have_directories_of_their_own(
     assert Path(Settings().for_plan(first.plan).model_dir_for("same")) == place / "same", "the first one has ended"
 
 
-def test_a_feed_is_told_what_it_cannot_be_told(spark: SparkSession) -> None:
+def test_invalid_options_and_columns_of_a_feed_are_refused(spark: SparkSession) -> None:
     frame = spark.range(4)
     with launch(counting, workers=1, spark=spark) as cluster:
         for wish, said in (
@@ -427,7 +427,7 @@ def test_a_feed_is_told_what_it_cannot_be_told(spark: SparkSession) -> None:
         cluster.train(frame.withColumnRenamed("id", "label"))
 
 
-def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: SparkSession) -> None:
+def test_a_function_that_cannot_be_sent_is_named_before_anything_starts(spark: SparkSession) -> None:
     lock = threading.Lock()
 
     def main(args: Any, ctx: Any) -> Any:
@@ -439,7 +439,7 @@ def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: Sp
         launch(counting, {"df": spark.range(2)}, spark=spark)
 
 
-def test_stop_ends_nodes_that_do_not_listen(spark: SparkSession) -> None:
+def test_stop_ends_nodes_that_do_not_react(spark: SparkSession) -> None:
     cluster = launch(telling_pid, workers=2, spark=spark, grace=1.0)
     assert len(tf_processes()) >= 4
     cluster.stop()
@@ -456,7 +456,7 @@ def test_leaving_the_with_block_by_an_error_stops_the_nodes(spark: SparkSession)
     assert cluster.state.value == "STOPPED"
 
 
-def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> None:
+def test_a_node_that_takes_no_rows_causes_a_feed_timeout(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(float(i), 0) for i in range(100)], "x float, label int")
     with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row and did not compute for 3 s"):
         with launch(telling_pid, workers=2, spark=spark, feed_timeout=3) as cluster:
@@ -464,7 +464,7 @@ def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> Non
 
 
 def computing_for_long(args: dict[str, float], ctx: Any) -> int:
-    """Read the rows, with one step that takes longer than nodes may stand still."""
+    """Read the rows, with one step that takes longer than the feed timeout."""
     count = 0
     for number, batch in enumerate(ctx.dataset(10)):
         count += len(batch["id"])
@@ -481,14 +481,14 @@ def test_a_slow_consumer_that_computes_never_times_out(spark: SparkSession, capl
     assert "worker:0 took no row for 2 s, in epoch 1; the feed keeps waiting, because the nodes compute" in caplog.text
 
 
-def test_a_place_that_may_not_be_written_is_named_before_an_epoch_is_trained(spark: SparkSession) -> None:
-    place = "/sys/models"  # where root may not either
+def test_a_model_dir_that_cannot_be_written_is_named_before_an_epoch_is_trained(spark: SparkSession) -> None:
+    place = "/sys/models"  # not even root can write there
     with pytest.raises(errors.NodeFailed, match=r"/sys/models.* cannot be written on .*Give a model_dir") as caught:
-        launch(resuming, workers=1, spark=spark, restarts=1, model_dir=place)  # which no row can be fed to yet
+        launch(resuming, workers=1, spark=spark, restarts=1, model_dir=place)  # no row can be fed yet
     assert caught.value.node == "worker:0"
 
 
-def test_a_cluster_that_spark_does_not_take_leaves_no_directory(
+def test_a_cluster_that_cannot_be_submitted_to_spark_leaves_no_directory(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directories: list[str] = []
@@ -514,7 +514,7 @@ def resuming(args: Any, ctx: Any) -> None:
     ctx.resume(total=tf.Variable(0))
 
 
-def test_an_error_of_the_function_that_makes_the_rows_is_told_with_its_own_line(spark: SparkSession) -> None:
+def test_an_error_of_the_function_that_makes_the_rows_is_shown_with_its_line(spark: SparkSession) -> None:
     def upset(number: int) -> float:
         return 1 / (number - 70)
 
@@ -529,7 +529,7 @@ def test_an_error_of_the_function_that_makes_the_rows_is_told_with_its_own_line(
     assert not [line for line in trace if "pyspark" in line]
 
 
-def test_an_error_of_java_is_told_in_its_own_words(spark: SparkSession) -> None:
+def test_an_error_of_java_is_shown_with_its_class_and_message(spark: SparkSession) -> None:
     with pytest.raises(Py4JJavaError) as raised:
         spark._jvm.java.lang.Class.forName("no.Such")  # type: ignore[union-attr]
     told = str(error_of_job(raised.value, "the job failed"))
@@ -566,7 +566,7 @@ SPARK_ENDS = """
 
 @pytest.mark.slow
 def test_a_cluster_whose_spark_was_stopped_or_killed_says_so(run_script: RunScript) -> None:
-    """And not that the session is free: there is none."""
+    """It must not say that the session is free, because no session exists."""
     ended = run_script(SPARK_ENDS)
     said = [line for line in ended.stdout.splitlines() if line.startswith("SAID ")]
     assert len(said) == 2

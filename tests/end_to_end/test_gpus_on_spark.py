@@ -1,4 +1,4 @@
-"""Nodes with GPUs: Spark's own resources on a standalone cluster, and locks where Spark knows nothing of GPUs.
+"""Nodes with GPUs: Spark's own resources on a standalone cluster, and locks if Spark knows nothing of GPUs.
 
 No GPU is needed: Spark's discovery script prints two addresses, and ``pynvml`` is a module with its documented names.
 """
@@ -110,7 +110,7 @@ def devices(results: dict[str, list[str]], *nodes: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def master(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A standalone cluster whose worker has two GPUs, as its discovery script says."""
+    """A standalone cluster whose worker has two GPUs, according to its discovery script."""
     folder = tmp_path_factory.mktemp("standalone")
     discovery = folder / "gpus.sh"
     discovery.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
@@ -128,17 +128,17 @@ def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     told = told_by(run_script(script, TEST_MASTER=master, PYSPARK_PYTHON=sys.executable))
     assert devices(told["mixed"], "worker:0", "worker:1") == ["0", "1"]
     assert devices(told["mixed"], "ps:0", "evaluator:0") == ["-1", "-1"]
-    assert told["mixed"]["worker:0"][1] == "true"  # memory grows as it is needed
+    assert told["mixed"]["worker:0"][1] == "true"  # memory growth is on
     assert sorted(told["both"]["worker:0"][0].split(",")) == ["0", "1"]
     assert "PlanError: needs 3 slots (3 nodes with 1 GPU each)" in told["too_many"]
     assert "1 executor x 4 cores x 2 GPUs" in told["too_many"]
     assert "PlanError: gpus=3: an executor has 2" in told["too_large"]
-    assert devices(told["compat"], "worker:0", "worker:1") == ["0", "1"]  # as the task has them, without num_gpus
+    assert devices(told["compat"], "worker:0", "worker:1") == ["0", "1"]  # those of the task, without num_gpus
     assert devices(told["compat_none"], "worker:0", "worker:1") == ["-1", "-1"]
 
 
 @pytest.mark.slow
-def test_where_spark_knows_no_gpus_each_worker_takes_one_of_its_host_s(tmp_path: Path, run_script: RunScript) -> None:
+def test_if_spark_knows_no_gpus_each_worker_takes_a_gpu_of_its_host(tmp_path: Path, run_script: RunScript) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "pynvml.py").write_text(textwrap.dedent(PYNVML))
@@ -166,14 +166,14 @@ class FakeNvml:
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": lambda: len(names),
             "nvmlDeviceGetHandleByIndex": lambda index: names[index],
-            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}".encode(),  # older ones give bytes
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}".encode(),  # older versions return bytes
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
                 type("Process", (), {"pid": pid}) for pid in self.processes[handle]
             ],
         }[name]
 
 
-def test_a_gpu_that_somebody_computes_on_is_not_taken(tmp_path: Path) -> None:
+def test_a_gpu_on_which_another_process_computes_is_not_taken(tmp_path: Path) -> None:
     claims = GpuClaims(FakeNvml(a=[4711], b=[]), tmp_path)
     assert claims.take(1) == ("GPU-b",)
     claims.close()
@@ -181,7 +181,7 @@ def test_a_gpu_that_somebody_computes_on_is_not_taken(tmp_path: Path) -> None:
         claims.take(2, patience=0)
 
 
-def test_a_gpu_has_one_node_at_a_time_and_is_free_when_that_one_ends(tmp_path: Path) -> None:
+def test_a_gpu_has_one_node_at_a_time_and_is_free_when_that_node_ends(tmp_path: Path) -> None:
     first, second = (GpuClaims(FakeNvml(a=[], b=[]), tmp_path) for _ in range(2))
     assert first.take(1) == ("GPU-a",)
     assert second.take(1) == ("GPU-b",)
@@ -193,7 +193,7 @@ def test_a_gpu_has_one_node_at_a_time_and_is_free_when_that_one_ends(tmp_path: P
     second.close()
 
 
-def test_what_cuda_visible_devices_hides_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_hidden_by_cuda_visible_devices_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(a=[], b=[], c=[])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a")
     claims = GpuClaims(nvml, tmp_path)

@@ -1,4 +1,4 @@
-"""A training that hangs is explained: which node is behind, and in what; and every node's stack can be had."""
+"""A training that hangs is explained: which node is behind, and where. The stack of every node is available."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WRONG = {one.__name__: one for one in (wait_for_ever, deadlock, download, write_
 
 
 def main(args: dict[str, Any], ctx: Any) -> None:
-    """Keras' fit; on the second worker something goes wrong in the sixth step."""
+    """Train with Keras' fit; the second worker hangs in the sixth step."""
     import keras
     import tensorflow as tf
 
@@ -80,7 +80,7 @@ def main(args: dict[str, Any], ctx: Any) -> None:
 
 
 def own_loop(args: dict[str, Any], ctx: Any) -> None:
-    """A loop in which the first worker does one more collective than the second, or the second leaves a step out."""
+    """Train in a custom loop; the first worker does one more collective, or the second one skips a step."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -101,7 +101,7 @@ def own_loop(args: dict[str, Any], ctx: Any) -> None:
 
 
 def leaves_too_soon(args: dict[str, Any], ctx: Any) -> Any:
-    """Keras' fit; the first worker does something more, which needs the second one."""
+    """Train with Keras' fit; then the first worker does something that needs the second one."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -118,7 +118,7 @@ def leaves_too_soon(args: dict[str, Any], ctx: Any) -> Any:
 
 
 def reads_alone(args: dict[str, Any], ctx: Any) -> Any:
-    """Keras' fit; the first worker then evaluates a model of its own, whose data come late."""
+    """Train with Keras' fit; then the first worker evaluates its own model, whose data come late."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -141,7 +141,7 @@ def reads_alone(args: dict[str, Any], ctx: Any) -> Any:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, int]]:
-    """A server that takes connections and never says a word."""
+    """A server that accepts connections and never sends anything."""
     listener = socket.create_server(("127.0.0.1", 0))
     yield listener.getsockname()
     listener.close()
@@ -155,7 +155,7 @@ Hung = Callable[[str], "tuple[Cluster, str]"]
 def hung(
     spark: SparkSession, tmp_path: Path, server: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> Iterator[Hung]:
-    """Return a cluster that hangs in a certain way, once that is said, and what is said."""
+    """Return a function that runs a cluster until its hang is reported, and returns the cluster and the report."""
     clusters: list[Cluster] = []
     feeders: list[threading.Thread] = []
 
@@ -214,7 +214,7 @@ def hung(
         pytest.param("one_more", LEFT_ALONE, marks=pytest.mark.slow),
     ],
 )
-def test_a_hang_explains_itself(hung: Hung, how: str, told: str) -> None:
+def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
     cluster, said = hung(how)
     assert pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
     assert re.search(told, said), said
@@ -238,10 +238,10 @@ def test_a_hang_explains_itself(hung: Hung, how: str, told: str) -> None:
     "how",
     ["evaluate", pytest.param("epochs", marks=pytest.mark.slow), pytest.param("predict", marks=pytest.mark.slow)],
 )
-def test_a_wait_for_a_worker_whose_main_has_returned_ends_the_cluster(
+def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
     spark: SparkSession, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends soon, and once: another start would come to the same."""
+    """It fails soon, and is not restarted, because a restart would hang again."""
     args = {"how": how, "more": {"batch_size": 16} if how == "predict" else {"y": np.ones((64, 1), "float32")}}
     caplog.set_level(logging.WARNING)
     with (
@@ -265,14 +265,14 @@ def test_a_wait_for_a_worker_whose_main_has_returned_ends_the_cluster(
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_for_its_own_data_is_left_alone(spark: SparkSession) -> None:
+def test_a_worker_that_waits_for_its_own_data_does_not_fail(spark: SparkSession) -> None:
     with launch(reads_alone, {}, workers=2, spark=spark) as cluster:
         cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
         cluster.wait()
 
 
 def lags(args: None, ctx: Any) -> None:
-    """Keras' fit; the second worker is slow for 80 steps, then both take their time alike."""
+    """Train with Keras' fit; the second worker is slow for 80 steps, then both are equally fast."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -289,7 +289,7 @@ def lags(args: None, ctx: Any) -> None:
     model.fit(rows, rows, batch_size=8, verbose=0, callbacks=[Augments()])
 
 
-def test_a_worker_for_which_the_others_wait_is_named_with_what_it_does_and_its_host(
+def test_a_slow_worker_is_named_with_its_activity_and_the_load_of_its_host(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -1,4 +1,4 @@
-"""An executor is lost and none comes in its place: the rows get the slot of a node, which goes on without it."""
+"""An executor is lost and not replaced: the rows get the slot of a node, which continues without it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def said(output: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_get_the_slot_of_a_node_and_without_an_executor_it_is_said(run_script: RunScript) -> None:
+def test_rows_get_the_slot_of_a_node_and_fail_without_an_executor(run_script: RunScript) -> None:
     ended = run_script(SPARK + ONE_IS_LEFT + NONE_IS_LEFT)
     found, told = said(ended.stdout)
     assert found == "True True True 1 True"

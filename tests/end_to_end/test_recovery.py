@@ -1,4 +1,4 @@
-"""Nodes are lost while they train, and nothing else is: not a row, not a step that was saved, not the cluster."""
+"""Recovery from lost nodes: no row is lost, no saved step is lost, and the cluster continues."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def rows(spark: SparkSession) -> Any:
         pytest.param("worker:1", its_warm_process, marks=pytest.mark.faults),
     ],
 )
-def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
+def test_a_loop_that_loses_a_node_counts_every_row_once_per_epoch(
     spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int]
 ) -> None:
     args = {"epochs": 3}
     with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
-        killer = Killer(cluster, node, ROWS * 3 // 4, what)  # of about ROWS / 2 an epoch: in the second one
+        killer = Killer(cluster, node, ROWS * 3 // 4, what)  # about ROWS / 2 an epoch, so this is in the second one
         cluster.train(rows(spark), epochs=3)
     assert cluster.result() == (sum_of_ids(3), 2)
     assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
@@ -67,7 +67,7 @@ def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
     [([0], 1), pytest.param([1, 0], 2, marks=pytest.mark.faults)],
     ids=["while it is fed", "while it reads again, and once more in what is left"],
 )
-def test_a_loop_that_saves_amid_an_epoch_is_not_fed_what_its_state_holds(
+def test_a_state_saved_within_an_epoch_skips_the_rows_that_it_includes(
     spark: SparkSession, tmp_path: Path, passes: list[int], restarts: int
 ) -> None:
     exits = [
@@ -91,7 +91,7 @@ def in_any_order(frames: Iterator[Any]) -> Iterator[Any]:
         yield frame.sample(frac=1)
 
 
-def test_rows_that_come_in_another_order_cannot_follow_a_state_saved_amid_an_epoch(
+def test_rows_in_another_order_are_refused_after_a_state_saved_within_an_epoch(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     args = {"epochs": 2, "amid": 10, "schedule": [Exit("worker:1", 1, 25, "kill")]}
@@ -101,9 +101,7 @@ def test_rows_that_come_in_another_order_cannot_follow_a_state_saved_amid_an_epo
             cluster.train(shuffled, epochs=2)
 
 
-def test_states_that_another_host_would_not_find_end_the_cluster_before_any_is_saved(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_model_dir_that_hosts_do_not_share_fails_before_a_state_is_saved(spark: SparkSession, tmp_path: Path) -> None:
     args = {"epochs": 3, "apart": True}
     with pytest.raises(errors.PlanError, match=r"worker:. on .* see different directories.*that all hosts share"):
         with launch(counting_loop, args, workers=2, spark=spark, restarts=1, model_dir=f"{tmp_path}/m") as cluster:
@@ -111,7 +109,7 @@ def test_states_that_another_host_would_not_find_end_the_cluster_before_any_is_s
     assert cluster.state.value == "FAILED"
 
 
-def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_killed_executor_loses_no_row(spark: SparkSession, tmp_path: Path) -> None:
     args = {"epochs": 3}
     with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
         killer = Killer(cluster, "worker:1", ROWS * 3 // 4, its_executor)
@@ -122,7 +120,7 @@ def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [itself, pytest.param(its_supervisor, marks=pytest.mark.faults)])
-def test_a_node_that_is_frozen_is_given_up_and_replaced(
+def test_a_frozen_node_is_given_up_and_replaced(
     spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
 ) -> None:
     options: dict[str, Any] = {"restarts": 1, "heartbeat_timeout": 4.0, "model_dir": str(tmp_path)}
@@ -136,7 +134,7 @@ def test_a_node_that_is_frozen_is_given_up_and_replaced(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("saving", [{}, {"save_freq": 3}], ids=["each epoch", "which it is told to do more often"])
-def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(
+def test_keras_fit_continues_from_its_backup_and_gets_the_missing_rows(
     spark: SparkSession, tmp_path: Path, saving: dict[str, int]
 ) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
@@ -175,11 +173,11 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
 @pytest.mark.parametrize(
     ("shuffle", "validates"), [(0, True), (500, False)], ids=["in order, with validation rows", "shuffled"]
 )
-def test_keras_fit_goes_on_in_the_middle_of_an_epoch(
+def test_keras_fit_continues_in_the_middle_of_an_epoch(
     spark: SparkSession, tmp_path: Path, shuffle: int, validates: bool
 ) -> None:
     data = rows(spark).selectExpr("id", "double(id) as y")
-    # A state is saved after the steps 2, 10 and 42 of a generation at the latest; after that the machine decides.
+    # A state is saved after the steps 2, 10 and 42 of a generation at the latest. Later ones depend on the machine.
     last = (2, 70) if validates else (1, 90)
     exits = [Exit("worker:1", 1, 60, "kill"), Exit("worker:0", *last, "kill", 2)]
     args = {
@@ -206,9 +204,7 @@ def test_keras_fit_goes_on_in_the_middle_of_an_epoch(
     assert not (tmp_path / "m").exists(), "nothing was written for it"
 
 
-def test_a_fit_that_was_broken_off_in_an_epoch_ends_as_if_nothing_had_happened(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_fit_interrupted_within_an_epoch_ends_like_an_uninterrupted_one(spark: SparkSession, tmp_path: Path) -> None:
     data = spark.range(0, 1000, 1, 1).selectExpr("sin(id) as a", "cos(id * 3) as b", "int(sin(id) > cos(id)) as y")
     found, tables = [], []
     for name, exits in (
@@ -237,12 +233,12 @@ def test_a_fit_that_was_broken_off_in_an_epoch_ends_as_if_nothing_had_happened(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(
+def test_a_training_that_lost_a_node_reaches_the_loss_of_an_undisturbed_one(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:
     moment = random.Random(seed).randrange(ROWS // 2, ROWS * 5)
     args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
-    # Whoever gets which rows, half of them are of a kind: the loss must not depend on that.
+    # Half of the rows are of one kind, so that the loss does not depend on which worker gets which rows.
     data = rows(spark).selectExpr("double(id % 2) as x", "3 * double(id % 2) + 1 as y")
     found = {}
     for name in ("undisturbed", "disturbed"):
@@ -262,7 +258,7 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backup", [False, pytest.param(True, marks=pytest.mark.faults)])
-def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(
+def test_the_others_continue_without_a_lost_host_and_it_joins_them_again(
     spark: SparkSession, tmp_path: Path, backup: bool
 ) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
@@ -299,7 +295,7 @@ def raising_later(args: Any, ctx: Any) -> None:
     ("error", "words"),
     [("ValueError", "no good"), ("ConnectionResetError", "Connection reset by peer, which is no node: Socket closed")],
 )
-def test_an_exception_of_the_program_is_not_tried_again(spark: SparkSession, error: str, words: str) -> None:
+def test_an_exception_of_the_program_causes_no_restart(spark: SparkSession, error: str, words: str) -> None:
     args = {"error": error, "words": words}
     with pytest.raises(errors.NodeFailed, match=words) as caught:
         with launch(raising_later, args, workers=2, spark=spark, restarts=3) as cluster:
@@ -323,14 +319,14 @@ def test_a_node_that_dies_each_time_fails_the_cluster_when_the_restarts_are_used
     assert until(lambda: cluster.state.ended)
 
 
-def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession) -> None:
+def test_a_directory_in_the_memory_of_each_process_is_refused(spark: SparkSession) -> None:
     for name in ("model_dir", "log_dir"):
         with pytest.raises(errors.PlanError, match=f"{name}='memory://models' cannot be shared: a memory: URL"):
             launch(dying, spark=spark, **{name: "memory://models"})
 
 
 def counting_apart(args: dict[str, Any], ctx: Any) -> tuple[int, int]:
-    """A loop whose nodes do not wait for each other; the second is late to look for a state that is to go on from."""
+    """Count rows in nodes that do not wait for each other; the second one looks late for a state to continue from."""
     import tensorflow as tf
 
     seen = tf.Variable(0, dtype=tf.int64)
@@ -351,7 +347,7 @@ def counting_apart(args: dict[str, Any], ctx: Any) -> tuple[int, int]:
 
 
 @pytest.mark.faults
-def test_a_node_that_is_late_goes_on_from_where_the_others_have_gone_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_late_node_continues_from_the_same_state_as_the_others(spark: SparkSession, tmp_path: Path) -> None:
     args = {"epochs": 6, "late": str(tmp_path / "late")}
     with launch(counting_apart, args, workers=2, spark=spark, restarts=1, model_dir=tmp_path / "models") as cluster:
         cluster.train(rows(spark), epochs=6)
@@ -377,12 +373,14 @@ def test_a_model_dir_that_cannot_be_written_is_refused_before_main(
 
 
 @pytest.mark.parametrize("name", ["model_dir", "log_dir"])
-def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_a_directory_on_a_server_that_does_not_answer_is_refused_before_main(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
     def main(args: str, ctx: Any) -> None:
         Path(args).touch()
 
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # bound, but does not listen
         place = f"hdfs://127.0.0.1:{held.getsockname()[1]}/models"
         with pytest.raises(errors.NodeFailed, match="no server answers at 127.0.0.1"):
             with launch(main, str(tmp_path / "called"), workers=1, spark=spark, **{name: place}) as cluster:
@@ -390,7 +388,7 @@ def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSess
     assert not (tmp_path / "called").exists()
 
 
-def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> None:
+def test_invalid_restarts_are_refused(spark: SparkSession) -> None:
     with pytest.raises(errors.PlanError, match="restarts must be a whole number"):
         launch(dying, spark=spark, restarts=-1)
     with pytest.raises(errors.PlanError, match="single queue"):
@@ -406,9 +404,7 @@ def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> No
         ({"min_workers": 1, "restarts": 1, "ps": 1}, "without parameter servers or an evaluator"),
     ],
 )
-def test_a_least_number_of_workers_that_cannot_be_is_refused(
-    spark: SparkSession, wish: dict[str, Any], said: str
-) -> None:
+def test_invalid_min_workers_are_refused(spark: SparkSession, wish: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.PlanError, match=said):
         launch(dying, workers=2, spark=spark, **wish)
 
@@ -420,7 +416,7 @@ def wait_for_the_next_generation(args: Any, ctx: Any) -> int:
     return int(ctx.generation)
 
 
-def test_a_parameter_server_on_the_driver_s_host_whose_supervisor_hangs_is_replaced(spark: SparkSession) -> None:
+def test_a_parameter_server_on_the_drivers_host_with_a_hung_supervisor_is_replaced(spark: SparkSession) -> None:
     options: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1, "heartbeat_timeout": 4.0}
     with launch(
         wait_for_the_next_generation, spark=spark, input_mode="tensorflow", name="hosted", **options

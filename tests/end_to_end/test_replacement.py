@@ -1,4 +1,4 @@
-"""Workers of a coordinator are lost while it trains: the others go on, and the lost one's rows are in the result."""
+"""Workers of a coordinator are lost while it trains: the others continue, and no row is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_lost_worker_is_replaced_while_the_others_go_on(spark: SparkSession, w
 
 
 def counting_with_a_question_never_answered(args: dict[str, Any], ctx: Any) -> Any:
-    """As if the worker went that TensorFlow asks, of the first generation, just when it is asked."""
+    """Imitate a worker of the first generation that dies while TensorFlow waits for its answer."""
     if ctx.is_chief and ctx.generation == 1:
         from tensorflow.python.eager import context
 
@@ -68,7 +68,7 @@ class SecondKiller(Killer):
 
 
 @pytest.mark.faults
-def test_a_coordinator_that_waits_for_a_worker_that_is_gone_begins_a_new_generation(
+def test_a_coordinator_that_waits_for_a_lost_worker_causes_a_new_generation(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     args = {"rows": ROWS, "epochs": 1, "asked": str(tmp_path / "asked")}
@@ -84,7 +84,7 @@ def test_a_coordinator_that_waits_for_a_worker_that_is_gone_begins_a_new_generat
 
 
 class Freezer(Killer):
-    """Stops a node's process, and notes how far the chief came until somebody noticed."""
+    """Stops a node's process, and notes the chief's steps until the driver notices."""
 
     def __init__(self, cluster: Cluster, node: str, rows: int) -> None:
         self.steps: list[int] = []
@@ -97,7 +97,7 @@ class Freezer(Killer):
 
 
 @pytest.mark.faults
-def test_a_frozen_worker_halts_neither_the_chief_nor_the_others(spark: SparkSession) -> None:
+def test_a_frozen_worker_stops_neither_the_chief_nor_the_others(spark: SparkSession) -> None:
     rows, options = 4 * ROWS, {"chief": True, "workers": 2, "ps": 1, "restarts": 1, "heartbeat_timeout": 6.0}
     with launch(counting_steps, {"rows": rows, "epochs": 1}, spark=spark, **options) as cluster:
         freezer = Freezer(cluster, "worker:1", rows // 16)

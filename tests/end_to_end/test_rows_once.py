@@ -1,6 +1,6 @@
-"""No row twice, no row lost in any pass, on real executors: uneven partitions, tasks that die, input that ends early.
+"""Every row is fed exactly once a pass, on real executors, despite uneven partitions, dying tasks and broken input.
 
-All of it in one cluster, whose nodes write down the ids of each pass.
+All tests share one cluster, whose nodes write the ids of each pass to files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSES = 16  # one more than all tests together feed
 
 
 def write_down(args: Any, ctx: Any) -> None:
-    """Go through the passes, and write the ids of each into a file."""
+    """Read the passes, and write the ids of each one to a file."""
     for number in range(PASSES):
         ids = [int(i) for batch in ctx.dataset(256, columns=["id"]) for i in batch["id"].numpy()]
         part = Path(ctx.model_dir, f"{ctx.task_index}-{number}.part")
@@ -35,20 +35,20 @@ def write_down(args: Any, ctx: Any) -> None:
 
 @dataclass
 class Reading:
-    """A cluster of two workers, and how many passes they have made."""
+    """A cluster of two workers, and the number of passes that they have read."""
 
     cluster: Cluster
     folder: Path
     passes: int = 0
 
     def train(self, data: DataFrame | RDD[Any], epochs: int, **options: Any) -> list[list[list[int]]]:
-        """Feed the rows; return what each worker saw in each pass."""
+        """Feed the rows; return the ids that each worker saw in each pass."""
         self.cluster.train(data, epochs=epochs, **options)
         self.passes += epochs
         return self.seen(range(self.passes - epochs, self.passes))
 
     def seen(self, numbers: range) -> list[list[list[int]]]:
-        """Return what each worker saw in some passes, when they are over."""
+        """Return the ids that each worker saw in the given passes, once these are over."""
         files = [[self.folder / f"{worker}-{number}.json" for worker in range(2)] for number in numbers]
         assert until(lambda: all(file.exists() for both in files for file in both))
         return [[json.loads(file.read_text()) for file in both] for both in files]
@@ -82,7 +82,7 @@ def test_skewed_and_empty_partitions_lose_no_row_in_any_pass(spark: SparkSession
     assert passes[0] == passes[1] == passes[2]  # the later two come from the spill
 
 
-def test_without_a_spill_spark_is_asked_for_each_epoch(spark: SparkSession, reading: Reading) -> None:
+def test_without_a_spill_spark_computes_the_rows_for_each_epoch(spark: SparkSession, reading: Reading) -> None:
     assert every_row_once(reading.train(spark.range(300), epochs=2, spill=False), 300)
 
 
@@ -93,7 +93,7 @@ def test_train_may_be_called_again_and_takes_rdds(spark: SparkSession, reading: 
 
 
 @pytest.mark.parametrize("sizes", [[64], [37], [3], [90, 6]], ids=str)
-def test_workers_have_equally_many_rows_to_a_row(spark: SparkSession, reading: Reading, sizes: list[int]) -> None:
+def test_the_workers_shares_differ_by_at_most_one_row(spark: SparkSession, reading: Reading, sizes: list[int]) -> None:
     rows = spark.sparkContext.parallelize(range(len(sizes)), len(sizes))
     first = [sum(sizes[:number]) for number in range(len(sizes))]
     data = rows.flatMap(lambda number: [{"id": first[number] + row} for row in range(sizes[number])])
@@ -130,7 +130,7 @@ def test_a_feeding_task_that_is_killed_and_run_again_neither_loses_nor_repeats_a
 class BreakingOff:
     """Passes rows on; its first attempt at partition 1 ends with rows still to come.
 
-    It raises, or waits there until Spark cancels its task. To the task behind it either looks like the end of the rows.
+    It raises, or waits until Spark cancels its task. The task that reads from it sees the end of the rows either way.
     """
 
     reached: str = ""
@@ -164,10 +164,10 @@ def cancel_feeding_task(spark: SparkSession, partition: int, reached: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
-def test_a_feeding_task_whose_input_breaks_off_is_never_taken_for_done(
+def test_a_feeding_task_whose_input_breaks_off_is_not_treated_as_done(
     spark: SparkSession, reading: Reading, batch_rows: Any, tmp_path: Path, how: str
 ) -> None:
-    batch_rows(10_000)  # so many that Spark sends each batch on
+    batch_rows(10_000)  # so that Spark sends each batch at once
     reached = tmp_path / "reached"
     breaking = BreakingOff(str(reached) if how == "is cancelled" else "")
     canceller = threading.Thread(target=cancel_feeding_task, args=(spark, 1, reached))
@@ -179,7 +179,7 @@ def test_a_feeding_task_whose_input_breaks_off_is_never_taken_for_done(
         canceller.join()
 
 
-def test_a_pass_that_was_not_fed_is_empty_and_said_to_be(reading: Reading) -> None:
+def test_a_pass_that_was_not_fed_is_empty_and_logged_as_empty(reading: Reading) -> None:
     reading.cluster.wait()
     assert reading.seen(range(reading.passes, PASSES)) == [[[], []]] * (PASSES - reading.passes)
     for node in ("worker:0", "worker:1"):

@@ -1,4 +1,4 @@
-"""Each run leaves its record: while it trains, when it is done, when it fails, and when its kernel is killed."""
+"""Each run leaves a record: while it trains, when it is done, when it fails, and when its kernel is killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counting(args: Any, ctx: Any) -> int:
     return rows
 
 
-def test_a_run_that_is_done_leaves_its_numbers_beside_its_model(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_finished_run_leaves_its_record_beside_its_model(spark: SparkSession, tmp_path: Path) -> None:
     args = {"loss": 0.5, "api_key": "d34d", "odd": object}
     place = tmp_path / "models" / "mnist"
     with launch(counting, args, spark=spark, workers=2, name="mnist", model_dir=place, record=True) as cluster:
@@ -60,7 +60,7 @@ def test_a_run_that_is_done_leaves_its_numbers_beside_its_model(spark: SparkSess
     assert [one.status for one in replayed.members.values()] == [one.status for one in cluster.snapshot().nodes]
 
 
-def test_a_run_that_failed_says_why(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_record_of_a_failed_run_says_why_it_failed(spark: SparkSession, tmp_path: Path) -> None:
     args = {"loss": 0.5, "fails_in": 1}
     with (
         pytest.raises(errors.NodeFailed),
@@ -73,7 +73,7 @@ def test_a_run_that_failed_says_why(spark: SparkSession, tmp_path: Path) -> None
     assert "ValueError: no good" in run.error
 
 
-def test_a_run_that_is_not_to_be_recorded_leaves_no_file(
+def test_a_run_with_record_false_leaves_no_file(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_a_run_that_is_not_to_be_recorded_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_said_once_and_stops_nothing(
+def test_a_record_that_cannot_be_written_causes_one_warning_and_no_failure(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), launch(counting, {"loss": 1.0}, spark=spark, record="/proc/no") as cluster:
@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_said_once_and_stops_nothing(
         (__file__, "is a file: give a directory"),
     ],
 )
-def test_a_wrong_place_is_refused(record: Any, told: str) -> None:
+def test_an_invalid_record_is_refused(record: Any, told: str) -> None:
     with pytest.raises(errors.PlanError, match=told):
         launch(counting, record=record)
 
@@ -127,7 +127,7 @@ def counting_slowly(args: Any, ctx: Any) -> None:
         time.sleep(0.2)
 
 
-def test_a_killed_kernels_run_is_there_as_far_as_it_came(tmp_path: Path) -> None:
+def test_the_record_of_a_killed_kernels_run_has_all_epochs_so_far(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", KERNEL], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     ) as kernel:

@@ -1,4 +1,4 @@
-"""A cluster gets more workers, or fewer, while it trains; every row is in the result as often as it was fed."""
+"""A cluster gets more or fewer workers while it trains, and every row is counted as often as it was fed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def takes_part(cluster: Cluster, name: str) -> bool:
 
 
 def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object]) -> threading.Thread:
-    """Do something in a thread, when the first worker has taken so many rows."""
+    """Call ``action`` in a thread, once the first worker has taken ``rows`` rows."""
 
     def wait() -> None:
         assert until(lambda: node(cluster, "worker:0").rows >= rows)
@@ -44,14 +44,14 @@ def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object
 
 
 @pytest.mark.slow
-def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: SparkSession) -> None:
+def test_a_coordinator_gives_steps_to_a_new_worker_and_no_node_restarts(spark: SparkSession) -> None:
     rows = spark.range(0, ROWS, 1, 4)
     with launch(counting_steps, {"rows": ROWS, "epochs": 5}, spark=spark, **COORDINATED) as cluster:
         before = {one.node: one.pid for one in cluster.snapshot().nodes}
         cluster.train(rows, epochs=2)
         cluster.scale(workers=2)
         assert until(lambda: status_of(cluster, "worker:1") == "TRAINING")
-        cluster.train(rows)  # of this pass the coordinator had begun to wait before
+        cluster.train(rows)  # the coordinator already waited for this pass
         assert until(lambda: takes_part(cluster, "worker:1"))
         cluster.train(rows, epochs=2)
         after = {one.node: one.pid for one in cluster.snapshot().nodes}
@@ -64,7 +64,7 @@ def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: Sp
 
 
 @pytest.mark.faults
-def test_rows_that_are_kept_for_later_passes_are_shared_out_anew(spark: SparkSession) -> None:
+def test_rows_kept_for_later_passes_are_shared_with_a_new_worker(spark: SparkSession) -> None:
     rows = spark.range(0, ROWS, 1, 4)
     with launch(counting_steps, {"rows": ROWS, "epochs": 8}, spark=spark, **COORDINATED) as cluster:
         scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=2))
@@ -76,7 +76,7 @@ def test_rows_that_are_kept_for_later_passes_are_shared_out_anew(spark: SparkSes
 
 
 @pytest.mark.slow
-def test_those_that_train_in_step_go_on_with_a_new_one_from_what_they_saved(
+def test_synchronous_workers_continue_with_a_new_one_from_their_saved_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with launch(counting_loop, {"epochs": 6}, workers=1, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
@@ -88,7 +88,7 @@ def test_those_that_train_in_step_go_on_with_a_new_one_from_what_they_saved(
 
 
 @pytest.mark.faults
-def test_those_that_train_in_step_go_on_without_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_synchronous_workers_continue_without_a_removed_one(spark: SparkSession, tmp_path: Path) -> None:
     options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path)}
     with launch(counting_loop, {"epochs": 6}, workers=2, spark=spark, **options) as cluster:
         scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=1))
@@ -99,7 +99,7 @@ def test_those_that_train_in_step_go_on_without_one(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.faults
-def test_keras_fit_grows_at_the_next_epoch(spark: SparkSession, tmp_path: Path) -> None:
+def test_keras_fit_continues_with_a_new_worker_at_the_next_epoch(spark: SparkSession, tmp_path: Path) -> None:
     data = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(0) as y")
     options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path)}
     with launch(counting_fit, {"epochs": 8}, workers=1, spark=spark, **options) as cluster:
@@ -125,7 +125,7 @@ def test_keras_fit_grows_at_the_next_epoch(spark: SparkSession, tmp_path: Path) 
         ({"restarts": 1, "min_workers": 1}, [(0, "at least one worker")]),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_cluster_goes_on(
+def test_an_impossible_scale_is_refused_and_the_cluster_continues(
     spark: SparkSession, options: dict[str, Any], refused: list[tuple[Any, str]]
 ) -> None:
     with launch(counting_loop, {"epochs": 1}, workers=1, spark=spark, **options) as cluster:

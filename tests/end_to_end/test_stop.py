@@ -1,4 +1,4 @@
-"""Stop: politely at first, so that what is being written is finished; at once when asked again."""
+"""Stop: gracefully at first, so that a model that is being written is finished, and at once on a second request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 
 def run_until_stopped(args: Any, ctx: Any) -> str:
-    """Run until the user asks, then come to an end of one's own."""
+    """Run until the user asks for a stop, then return."""
     ctx.report(step=1)
     while not ctx.should_stop:
         threading.Event().wait(0.02)
@@ -36,7 +36,7 @@ def listen_to_nobody(args: Any, ctx: Any) -> None:
 
 
 class SlowModel:
-    """A model that takes its time to be written: what a large one on a slow disk does."""
+    """A model that takes long to write, like a large one on a slow disk."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -69,7 +69,7 @@ def until(cluster: Cluster, reached: Callable[[], Any]) -> None:
         threading.Event().wait(0.05)
 
 
-def test_a_request_returns_at_once_and_every_main_comes_to_its_end(spark: SparkSession) -> None:
+def test_request_stop_returns_at_once_and_every_main_ends_by_itself(spark: SparkSession) -> None:
     with start(run_until_stopped, spark, name="polite") as cluster:
         said = cluster.request_stop()
         assert said == "stopping polite: its nodes have 30 s to end; ask again to end them at once"
@@ -83,7 +83,7 @@ def leave_a_trace(args: Any, ctx: Any) -> None:
     threading.Event().wait(600)
 
 
-def test_a_request_before_the_nodes_have_come_leaves_every_main_uncalled(spark: SparkSession, tmp_path: Path) -> None:
+def test_request_stop_before_the_nodes_have_started_prevents_every_main(spark: SparkSession, tmp_path: Path) -> None:
     trace = tmp_path / "called"
     cluster = launch(leave_a_trace, str(trace), workers=2, spark=spark, name="early", grace=600.0, wait_until_up=False)
     cluster.request_stop()
@@ -93,7 +93,7 @@ def test_a_request_before_the_nodes_have_come_leaves_every_main_uncalled(spark: 
     assert not trace.exists()
 
 
-def test_a_second_request_does_not_wait(spark: SparkSession) -> None:
+def test_a_second_request_stop_ends_the_nodes_at_once(spark: SparkSession) -> None:
     cluster = start(listen_to_nobody, spark, name="deaf", grace=600.0)
     cluster.request_stop()
     until(cluster, lambda: cluster.state is ClusterStatus.STOPPING)
@@ -103,7 +103,7 @@ def test_a_second_request_does_not_wait(spark: SparkSession) -> None:
     assert {node.status for node in cluster.snapshot().nodes} == {NodeStatus.STOPPED}
 
 
-def test_a_model_that_is_being_written_is_finished_beyond_the_grace(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_model_that_is_being_written_is_finished_after_the_grace_period(spark: SparkSession, tmp_path: Path) -> None:
     cluster = start(save_slowly, spark, {"seconds": 6.0}, name="slow", grace=1.0, model_dir=str(tmp_path))
     cluster.request_stop()
     path = Path(cluster.result())
@@ -111,7 +111,9 @@ def test_a_model_that_is_being_written_is_finished_beyond_the_grace(spark: Spark
     assert [file.name for file in path.parent.iterdir()] == [path.name], "no half of one is left"
 
 
-def test_at_once_means_at_once_even_while_a_model_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_second_request_stop_does_not_wait_for_a_model_that_is_being_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     cluster = start(save_slowly, spark, {"seconds": 600.0}, name="endless", grace=1.0, model_dir=str(tmp_path))
     cluster.request_stop()
     until(cluster, lambda: list(tmp_path.glob(".*")))
@@ -122,7 +124,7 @@ def test_at_once_means_at_once_even_while_a_model_is_written(spark: SparkSession
 
 
 def test_a_stop_before_main_was_called_ends_the_nodes(spark: SparkSession) -> None:
-    # Forked nodes would call it at once; these import TensorFlow first.
+    # Forked nodes would call main at once. These import TensorFlow first.
     options = {"name": "early", "input_mode": "tensorflow", "wait_until_up": False, "warm": False}
     cluster = launch(run_until_stopped, spark=spark, workers=2, **options)
     until(cluster, lambda: all(node.status is not NodeStatus.PLANNED for node in cluster.snapshot().nodes))
@@ -132,14 +134,14 @@ def test_a_stop_before_main_was_called_ends_the_nodes(spark: SparkSession) -> No
 
 
 def dawdle(batches: Iterator[Any]) -> Iterator[Any]:
-    """Give the rows, and take the time that a query of the user's takes: Spark's wish to end it is not heard."""
+    """Yield the rows, then sleep like a long query of the user, which does not react to Spark's cancellation."""
     for batch in batches:
         yield batch
         time.sleep(600)
 
 
 @pytest.mark.parametrize("asked", [1, 2])
-def test_the_slots_are_free_when_it_has_ended_though_rows_were_on_their_way(spark: SparkSession, asked: int) -> None:
+def test_the_slots_are_free_after_the_end_even_if_rows_were_being_fed(spark: SparkSession, asked: int) -> None:
     rows = spark.range(16, numPartitions=2).mapInArrow(dawdle, "id long")
     cluster = launch(run_until_stopped, spark=spark, workers=2)
     feeding = threading.Thread(target=feed, args=(cluster, rows), daemon=True)
@@ -171,7 +173,7 @@ def read_slowly(args: Any, ctx: Any) -> int:
 
 
 def interrupt_when(reached: Callable[[], bool]) -> None:
-    """Interrupt this thread as Ctrl-C does, when it is where it should be."""
+    """Interrupt this thread as Ctrl-C does, once the condition holds."""
     main = threading.main_thread().ident
     assert main == threading.get_ident()
 
@@ -182,7 +184,7 @@ def interrupt_when(reached: Callable[[], bool]) -> None:
     threading.Thread(target=interrupt, daemon=True).start()
 
 
-def test_an_interrupted_train_stops_the_cluster_and_nothing_waits_for_its_rows(
+def test_an_interrupted_train_stops_the_cluster_and_later_calls_do_not_wait(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = launch(read_slowly, spark=spark, workers=2, restarts=1, name="broken-off")
@@ -197,7 +199,7 @@ def test_an_interrupted_train_stops_the_cluster_and_nothing_waits_for_its_rows(
     assert cluster.state is ClusterStatus.STOPPED
 
 
-def test_an_interrupted_wait_leaves_the_cluster_as_it_is(spark: SparkSession) -> None:
+def test_an_interrupted_wait_leaves_the_cluster_running(spark: SparkSession) -> None:
     cluster = start(run_until_stopped, spark)
     interrupt_when(lambda: cluster._controller.feeds.closed)
     with pytest.raises(KeyboardInterrupt):
@@ -213,7 +215,7 @@ def wait_for_long(args: Any, ctx: Any) -> None:
     threading.Event().wait(600)
 
 
-def test_an_interrupt_of_one_thing_leaves_another_cluster_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_interrupt_of_parallel_run_does_not_affect_another_cluster(spark: SparkSession, tmp_path: Path) -> None:
     """PySpark's own handler cancels all of Spark's jobs."""
     begun = tmp_path / "begun"
     with start(run_until_stopped, spark, name="bystander") as bystander:

@@ -1,4 +1,4 @@
-"""Rows beside the training rows: validation, weights, sparse vectors; and a feed that ends before its end."""
+"""Validation rows, class weights, sparse vectors, and feeds that main ends early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arrays(frame: DataFrame) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def fit_and_validate(args: dict[str, Any], ctx: Any) -> list[Any]:
-    """Fit once for each call of train, and tell the losses on the validation rows and the weights they are of."""
+    """Fit once for each call of train; return the losses on the validation rows, with the weights of each epoch."""
     import keras
     import tensorflow as tf
 
@@ -56,9 +56,9 @@ def losses(weights: list[Any], frame: DataFrame) -> tuple[float, float]:
     return float(np.mean(error**2)), float(np.mean(np.abs(error)))
 
 
-def test_each_epochs_validation_is_that_of_one_process_on_all_rows_however_they_are_shared(spark: SparkSession) -> None:
+def test_the_validation_of_each_epoch_equals_that_of_one_process_on_all_rows(spark: SparkSession) -> None:
     training = table(spark, 300, 3, 1).cache()
-    sets = [table(spark, 37, 1, 2), table(spark, 211, 5, 3)]  # of the first, one partition
+    sets = [table(spark, 37, 1, 2), table(spark, 211, 5, 3)]  # the first one has a single partition
     passes = {"input": 2, "other": 3}
     how = {"workers": 2, "queues": list(passes), "name": "validated"}
     with launch(fit_and_validate, {"epochs": passes}, spark=spark, **how) as cluster:
@@ -78,7 +78,7 @@ def test_each_epochs_validation_is_that_of_one_process_on_all_rows_however_they_
 
 
 def stop_early(args: Any, ctx: Any) -> dict[str, Any]:
-    """End one feed by model.stop_training within the first pass, one by EarlyStopping, one in a loop of one's own."""
+    """End one feed by model.stop_training within the first pass, one by EarlyStopping, one in a custom loop."""
     import keras
     import tensorflow as tf
 
@@ -104,7 +104,7 @@ def stop_early(args: Any, ctx: Any) -> dict[str, Any]:
 
 
 class Slowly:
-    """Passes rows on, with a pause after each batch; nobody would wait for all of them."""
+    """Passes rows on, with a pause after each batch. Reading all of them would take too long."""
 
     def __call__(self, batches: Any) -> Any:
         import time
@@ -114,7 +114,7 @@ class Slowly:
             yield batch
 
 
-def test_a_feed_that_main_has_enough_of_ends_without_reading_the_rest(spark: SparkSession) -> None:
+def test_a_feed_that_main_ends_early_does_not_read_the_rest(spark: SparkSession) -> None:
     endless = spark.range(0, 400_000_000, 1, 2).mapInArrow(Slowly(), "id long")
     read = []
     how = {"buffer_bytes": 1 << 20, "queues": ["input", "other"], "name": "early"}
@@ -140,12 +140,12 @@ WEIGHTS = {0: 0.5, 2: 4.0}
 
 
 def fit_weighed(args: Any, ctx: Any) -> list[Any]:
-    """Tell the loss of a pass, with weights by class told to fit and to the dataset, densely and sparsely."""
+    """Return the loss of a pass, with class weights given to fit or to the dataset, for dense and sparse rows."""
     import keras
     import tensorflow as tf
 
     told = []
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # a process bears one
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # only one is possible in a process
     for sparse in (False, True):
         for by_dataset in (False, True):
             keras.utils.set_random_seed(3)
@@ -168,7 +168,7 @@ def fit_weighed(args: Any, ctx: Any) -> list[Any]:
 
 
 @sparse_vectors
-def test_weights_by_class_and_sparse_vectors_give_the_loss_of_the_formula(spark: SparkSession) -> None:
+def test_class_weights_and_sparse_vectors_give_the_loss_of_the_formula(spark: SparkSession) -> None:
     from pyspark.ml.linalg import SparseVector, Vectors
 
     numbers = np.random.default_rng(4)
@@ -199,7 +199,7 @@ def wait_for_rows(args: Any, ctx: Any) -> int:
     return sum(1 for _ in rows)
 
 
-def test_validation_rows_that_cannot_be_are_refused_before_anything_is_read(spark: SparkSession) -> None:
+def test_invalid_validation_rows_are_refused_before_anything_is_read(spark: SparkSession) -> None:
     training = table(spark, 20, 1, 1)
     stream = spark.readStream.format("rate").load()
     with pytest.raises(errors.FeedFailed, match="the validation data have no rows"):
@@ -225,7 +225,7 @@ def test_validation_rows_that_cannot_be_are_refused_before_anything_is_read(spar
             cluster.train(training, validation=training.where("id < 0"))
 
 
-def test_validation_rows_of_another_length_and_their_absence_are_named(spark: SparkSession) -> None:
+def test_validation_rows_of_another_length_and_missing_ones_are_reported(spark: SparkSession) -> None:
     short = spark.sparkContext.parallelize([{"id": 1, "x": [1.0]}], 1)
     long = spark.sparkContext.parallelize([{"id": 1, "x": [1.0, 2.0]}], 1)
     with pytest.raises(errors.FeedFailed, match="differ from the validation rows: 'x' holds lists of 1, not 2"):

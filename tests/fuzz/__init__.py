@@ -1,1 +1,1 @@
-"""Nonsense at every port, pipe and address: whoever sends it is refused, and nobody else is disturbed."""
+"""Invalid input at every port, pipe and address: its sender is refused, and nobody else is disturbed."""

@@ -1,8 +1,8 @@
-"""New nonsense for so many minutes: ``make fuzz MINUTES=10``, or ``python -m tests.fuzz --minutes 10``.
+"""Run the fuzz tests with new inputs for a time: ``make fuzz MINUTES=10``, or ``python -m tests.fuzz --minutes 10``.
 
-Rounds of the tests with the profile ``fuzz``, each with inputs that no round had before, until the time is over or one
-of them fails: then pytest prints the smallest input that it fails on. Where atheris is installed, it has a fifth of the
-time. Other arguments are pytest's.
+The tests run with the profile ``fuzz``, in rounds with new inputs, until the time is over or a test fails. Then pytest
+prints the smallest input that fails. If atheris is installed, it gets a fifth of the time. Other arguments are
+pytest's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FOR_ATHERIS = 0.2
 
 
 def main() -> int:
-    """Run until the time is over; return 0 if all held."""
+    """Run until the time is over; return 0 if all tests passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Send new nonsense, for so many minutes.")
     parser.add_argument("--minutes", type=float, default=10.0)
     known, for_pytest = parser.parse_known_args()

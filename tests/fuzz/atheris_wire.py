@@ -1,7 +1,7 @@
-"""The same claims about messages, with inputs that are led by the code that they reach.
+"""Fuzz the decoding of messages with atheris, which chooses inputs by the code that they reach.
 
 ``python -m tests.fuzz.atheris_wire -max_total_time=300``: the options are libFuzzer's. It needs atheris (``pip install
-atheris``), which none of the project's extras brings. Here msgpack is the one in Python, so that its branches lead too.
+atheris``), which none of the project's extras installs. It runs msgpack in pure Python, to include its branches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = pa.RecordBatch.from_pydict({"id": pa.array(range(5), pa.int64())})
 
 
 def try_message(data: bytes) -> None:
-    """Decode any bytes: data, a right message, or a ValueError."""
+    """Decode any bytes: the result is data, a valid message, or a ValueError."""
     try:
         came = wire.decode(data)
     except ValueError:
@@ -44,7 +44,7 @@ def try_message(data: bytes) -> None:
 
 
 def try_chunk(data: bytes) -> None:
-    """Announce rows in any words: they are taken from where it says, or refused by name."""
+    """Announce rows with any message: they are read from where it says, or refused."""
     feed = FeedRows(FeedState(FeedBegins(1, 1, False)), threading.Condition(), 1 << 40, None)
     try:
         chunk = wire.expect(_Chunk, data)
@@ -58,12 +58,12 @@ def try_chunk(data: bytes) -> None:
 
 
 def try_one(data: bytes) -> None:
-    """Choose what to try by the first byte."""
+    """Choose the test by the first byte."""
     (try_chunk if data[:1] == b"\x01" else try_message)(data[1:])
 
 
 def write_seeds(directory: Path) -> None:
-    """Begin with what is right."""
+    """Write valid inputs to begin with."""
     directory.mkdir(parents=True, exist_ok=True)
     chunk, data = _Chunk(((3, 5), (8, 11)), (2, 3), (5, 7)), {"a": (1, [2.5, None, b"x"])}
     for number, message in enumerate([*MESSAGES, chunk, FeedTicket(1, 2), data]):

@@ -1,4 +1,4 @@
-"""How much is tried: the same few inputs in every `make test`, and new ones without end in `make fuzz`."""
+"""Profiles of hypothesis: the same few inputs in every `make test`, and new ones all the time in `make fuzz`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A node's Flight server in a process of its own: ``python -m tests.fuzz.feeding_node DIRECTORY TOKEN``.
 
-It says where it is, and for each line of its input what has come.
+It prints its address, and for each line of its input what it has received.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestExchange
 from tfos_nb.runtime.rows.columns import arrays_of, columns_of, first_lengths
 
-BUFFER = 400 * (16 << 20)  # blocks enough for senders that never give theirs back; memory is taken for what is used
+BUFFER = 400 * (16 << 20)  # enough blocks for senders that never return theirs; only used ones take memory
 
 
 def say(words: Any) -> None:
@@ -43,7 +43,7 @@ def main() -> None:
             assert batch is not None
             try:
                 arrays = arrays_of(batch, columns_of(batch.schema, first_lengths(batch)).values())
-            except FeedFailed:  # lists of other lengths: the reader's own error, which names the column
+            except FeedFailed:  # lists of other lengths: the reader's error, which names the column
                 continue
             ids += [int(one) for one in arrays.get("id", ())]
         results = sum(thread.name == "tfos_nb results" for thread in threading.enumerate())

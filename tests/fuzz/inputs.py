@@ -1,6 +1,6 @@
-"""What a stranger or a broken peer sends: bytes of any kind, and messages that are nearly right.
+"""Inputs that a stranger or a broken peer may send: bytes of any kind, and messages that are nearly valid.
 
-Messages are made from the registry itself, so a new class of message is tried without a word here.
+Messages are made from the registry, so a new class of messages is tested without a change here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _USUAL = 50
 
 
 def examples(count: int) -> settings:
-    """Half as many in ``make test``, always the same; with the profile ``fuzz`` many times as many, always new."""
+    """Return settings for ``make test``: half of ``count``, always the same; for ``fuzz``: many more, always new."""
     profile = settings.default
     assert profile is not None
     many = profile.max_examples > _USUAL
@@ -82,7 +82,7 @@ data = st.recursive(
 
 @functools.cache
 def of_type(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type, the outlandish among them."""
+    """Return values of a field's type, including unusual ones."""
     origin, inner = typing.get_origin(hint), [of_type(one) for one in typing.get_args(hint) if one is not ...]
     simple: dict[Any, st.SearchStrategy[Any]] = {
         int: whole_numbers, float: numbers | st.integers(-3, 3), str: texts, bytes: raw, bool: st.booleans(),
@@ -102,13 +102,13 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def messages(kind: type) -> st.SearchStrategy[Any]:
-    """Messages of a class whose fields have the right types and any values."""
+    """Return messages of a class whose fields have the right types and any values."""
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{field.name: of_type(hints[field.name]) for field in dataclasses.fields(kind)})
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a field's type, by other words than those of the wire."""
+    """Return whether a value is of a field's type, without the code of the wire module."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object):
         return True
@@ -126,7 +126,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def parts(value: Any) -> list[Any]:
-    """Return every message in some data, itself among them."""
+    """Return every message in some data, including the data itself."""
     if dataclasses.is_dataclass(value):
         held = [getattr(value, field.name) for field in dataclasses.fields(value)]
         return [value, *(part for one in held for part in parts(one))]
@@ -138,12 +138,12 @@ def parts(value: Any) -> list[Any]:
 
 
 def extension(code: int, content: Any) -> bytes:
-    """Encode what no end of a wire would."""
+    """Encode a msgpack extension that neither end would send."""
     return bytes(msgpack.packb(msgpack.ExtType(code, wire.encode(content))))
 
 
 def packed_message(name: str, fields: Any) -> bytes:
-    """Encode a message with whatever fields."""
+    """Encode a message with any fields."""
     return extension(1, [name, fields])
 
 
@@ -183,10 +183,10 @@ def _change(draw: st.DrawFn, size: int) -> _Change:
                 lambda data: data[:at],  # cut off
                 lambda data: data[at:],
                 lambda data: data[:first] + data[last:],  # a part is missing
-                lambda data: data[:at] + piece + data[at:],  # a part too many
+                lambda data: data[:at] + piece + data[at:],  # an additional part
                 lambda data: data[:at] + piece + data[at + len(piece) :],  # another part, of the same length
-                lambda data: data[:last] + data[first:last] + data[last:],  # twice
-                lambda data: data[:first] + data[first:last][::-1] + data[last:],  # a length the other way round
+                lambda data: data[:last] + data[first:last] + data[last:],  # a part twice
+                lambda data: data[:first] + data[first:last][::-1] + data[last:],  # a part reversed, such as a length
             ]
         )
     )
@@ -194,7 +194,7 @@ def _change(draw: st.DrawFn, size: int) -> _Change:
 
 @st.composite
 def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes of something right, changed in one to four places."""
+    """Draw valid bytes, changed in one to four places."""
     changed = draw(originals)
     for _ in range(draw(st.integers(1, 4))):
         changed = draw(_change(len(changed)))(changed)

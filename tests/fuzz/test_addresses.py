@@ -1,7 +1,7 @@
-"""Whatever address, method or header a browser sends: nothing but the registered TensorBoard is reached, by that path.
+"""Any address, method or header that a browser sends: it reaches only the registered TensorBoard, and only that path.
 
-Byte by byte to a real Jupyter server with the extension, and to the kernel's own port. Behind both stands a board that
-keeps what it was asked.
+The requests go byte by byte to a real Jupyter server with the extension, and to the kernel's own port. Behind both is
+a fake TensorBoard that records its requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFUSALS = {0, 400, 403, 404, 405, 414, 431}
 
 @dataclass
 class Site:
-    """A kernel of that server, with one cluster; the way in by its own port is open to whoever has the pass."""
+    """A kernel of that server, with one cluster; its own port is open to clients that have the pass."""
 
     port: int
     endpoint: Endpoint
@@ -50,7 +50,7 @@ class Site:
         self.cluster.asked_for.clear()
 
     def by_jupyter(self, target: bytes, method: bytes = b"GET", headers: bytes = b"", body: bytes = b"") -> Raw:
-        """Ask as somebody who is logged in."""
+        """Send a request as a user who is logged in."""
         known = f"Host: 127.0.0.1:{self.port}\r\nAuthorization: token {TOKEN}\r\nConnection: close\r\n".encode()
         return ask_raw(self.port, b"%s %s HTTP/1.1\r\n%s%s\r\n%s" % (method, target, known, headers, body))
 
@@ -59,13 +59,13 @@ class Site:
         return ask_raw(self.guests_port, b"%s %s HTTP/1.1\r\n%s%s\r\n%s" % (method, target, known, headers, body))
 
     def ask(self, by_jupyter: bool, path: bytes, *rest: Any) -> Raw:
-        """Ask for a path of TensorBoard's, by either way."""
+        """Request a path of TensorBoard, by Jupyter or by the kernel's port."""
         if by_jupyter:
             return self.by_jupyter(b"/user/alice/tfos-nb/tb/%s/%s" % (ID.encode(), path), *rest)
         return self.as_guest(b"/%s/%s/tb/%s" % (ID.encode(), self.admitted.encode(), path), *rest)
 
     def check_still_serves(self) -> None:
-        """Nobody has stopped the cluster, and a right request is answered by the board."""
+        """Check that the cluster was not stopped, and that the board answers a valid request."""
         assert self.cluster.stops == 0
         for by_jupyter in (True, False):
             self.forget()
@@ -110,16 +110,16 @@ queries = st.lists(
 
 
 def check_reached(site: Site, answer: Raw, path: bytes) -> None:
-    """If the board was asked at all, it was for this path, below its own root, and its answer came without a cookie."""
+    """Check that the board was asked for this path or not at all, and that the answer has no secret and no cookie."""
     assert answer.status in {200, 302, *REFUSALS}, answer.all[:500]
     assert site.cluster.asked_for == []
     assert site.cluster.stops == 0
     assert not answer.header("X-Injected")
     assert not answer.header("X-Secret")
     assert not [value for value in answer.header("Set-Cookie") if value.startswith("a=1")]
-    assert answer.status != 200 or TOKEN.encode() not in answer.all  # Jupyter's own pages have it, for who is logged in
+    assert answer.status != 200 or TOKEN.encode() not in answer.all  # Jupyter's own pages have it for logged-in users
     for secret in (site.admitted, site.endpoint.socket, site.board.path):
-        assert answer.status == 400 or secret.encode() not in answer.all  # a 400 tells what could not be read
+        assert answer.status == 400 or secret.encode() not in answer.all  # a 400 repeats what could not be read
     for _, target, headers, _ in site.board.asked:
         reached = target.partition("?")[0]
         assert not {".", ".."} & set(re.split(r"[/\\]", unquote(reached)))
@@ -130,7 +130,7 @@ def check_reached(site: Site, answer: Raw, path: bytes) -> None:
 
 
 def is_an_address(path: bytes) -> bool:
-    """Whether it can stand in a request at all, and stands for a text: the servers take others each in its own way."""
+    """Return whether a request can have this path, and it decodes to a text. The servers differ in other paths."""
     try:
         unquote_to_bytes(path).decode()
     except UnicodeDecodeError:
@@ -142,10 +142,10 @@ def is_an_address(path: bytes) -> bool:
 @example(path=b"a%3fb%23c", query=b"x=1", by_jupyter=True)
 @examples(200)
 @given(path=raw_paths, query=queries, by_jupyter=st.booleans())
-def test_whatever_path_is_asked_for_the_board_alone_is_reached_and_by_that_path(
+def test_any_requested_path_reaches_only_the_board_and_only_that_path(
     site: Site, path: bytes, query: bytes, by_jupyter: bool
 ) -> None:
-    """Ways up, other hosts, control characters, encodings of encodings: refused, or the board's path of that name."""
+    """Parent paths, other hosts, control characters and double encodings are refused, or are a path of the board."""
     site.forget()
     target = path + (b"?" + query if query else b"")
     check_reached(site, site.ask(by_jupyter, target), target)
@@ -166,12 +166,12 @@ methods = st.sampled_from(METHODS)
 
 @examples(150)
 @given(lines=headers, method=methods | st.binary(max_size=5), by_jupyter=st.booleans())
-def test_whatever_headers_and_method_come_no_secret_goes_on_and_none_comes_back(
+def test_no_headers_and_no_method_pass_a_secret_on_or_back(
     site: Site, lines: bytes, method: bytes, by_jupyter: bool
 ) -> None:
     site.forget()
     answer = site.ask(by_jupyter, b"data/x", method, lines)
-    if answer.status != 502:  # to a HEAD that is too long the kernel's server says why, where it may say nothing
+    if answer.status != 502:  # to a HEAD that is too long the kernel's server sends a body, which it must not
         check_reached(site, answer, b"data/x")
     for _, target, passed, _ in site.board.asked:
         assert target == "/data/x"
@@ -198,10 +198,10 @@ FRAMINGS = [
 
 @pytest.mark.parametrize("by_jupyter", [True, False], ids=["Jupyter", "guest"])
 @pytest.mark.parametrize(("lines", "sent", "body"), FRAMINGS, ids=[repr(lines + sent) for lines, sent, _ in FRAMINGS])
-def test_a_body_of_whatever_framing_is_one_request_or_none(
+def test_a_body_with_any_framing_is_at_most_one_request(
     site: Site, by_jupyter: bool, lines: bytes, sent: bytes, body: bytes | None
 ) -> None:
-    """What two servers could read in two ways is no second request to the board."""
+    """Bytes that two servers could read differently cause no second request to the board."""
     site.forget()
     answer = site.ask(by_jupyter, b"data/x", b"POST", lines, sent)
     assert answer.status < 500
@@ -222,9 +222,7 @@ names = st.text("abc019", min_size=0, max_size=70) | st.sampled_from(
     name=names,
     after=st.sampled_from(["", "/", "?node=worker:0", "/../stop", "%2fstop", "//"]),
 )
-def test_a_name_that_is_no_clusters_reaches_no_cluster_and_no_file(
-    site: Site, kind: str, name: str, after: str
-) -> None:
+def test_a_name_of_no_cluster_reaches_no_cluster_and_no_file(site: Site, kind: str, name: str, after: str) -> None:
     if name == ID:
         name = "bbbbccccdddd"
     site.forget()
@@ -238,13 +236,15 @@ def test_a_name_that_is_no_clusters_reaches_no_cluster_and_no_file(
 @given(
     node=st.text(max_size=8) | st.sampled_from(["worker:0", "worker:0&x=1", "worker:0#", "../stop", "\0", "a" * 2000])
 )
-def test_a_nodes_name_is_asked_for_as_it_was_written(site: Site, node: str) -> None:
-    """Nothing of it becomes another parameter or another path; without such a node the answer names it, as data."""
+def test_a_nodes_name_is_passed_on_as_it_was_written(site: Site, node: str) -> None:
+    """No part of it becomes another parameter or path. If the node does not exist, the answer names it as data."""
     site.forget()
     answer = site.by_jupyter(f"/user/alice/tfos-nb/api/clusters/{ID}/log?node={quote(node, errors='replace')}".encode())
     assert answer.status in (200, 404, 400)
     assert site.cluster.stops == 0
-    written = re.sub(r"[\x00-\x08\x0e-\x1f]", " ", unquote(quote(node, errors="replace"))).strip()  # Tornado's own
+    written = re.sub(
+        r"[\x00-\x08\x0e-\x1f]", " ", unquote(quote(node, errors="replace"))
+    ).strip()  # as Tornado reads it
     if answer.status != 400:
         assert site.cluster.asked_for == [written]
         assert json.loads(answer.body)
@@ -255,8 +255,10 @@ def test_a_nodes_name_is_asked_for_as_it_was_written(site: Site, node: str) -> N
     segments=st.lists(part | st.sampled_from([ID.encode(), b"tb", b"enter?code=x", b"x" * 43]), max_size=5),
     method=methods,
 )
-def test_who_has_no_pass_reaches_nothing_by_the_kernels_port(site: Site, segments: list[bytes], method: bytes) -> None:
-    """No guess at a pass or a code, and no way round them, leads to the board, the log or Stop."""
+def test_a_client_without_a_pass_reaches_nothing_by_the_kernels_port(
+    site: Site, segments: list[bytes], method: bytes
+) -> None:
+    """No guessed pass or code, and no path around them, leads to the board, the log or Stop."""
     site.forget()
     answer = site.as_guest(b"/" + b"/".join(segments), method)
     assert answer.status in {204, *REFUSALS}
@@ -266,7 +268,7 @@ def test_who_has_no_pass_reaches_nothing_by_the_kernels_port(site: Site, segment
 
 @examples(60)
 @given(changed=st.text("abcXYZ019-_", max_size=3), cut=st.integers(0, 43), of_code=st.booleans())
-def test_a_pass_or_a_code_that_is_nearly_right_opens_nothing(site: Site, changed: str, cut: int, of_code: bool) -> None:
+def test_a_wrong_pass_or_code_opens_nothing(site: Site, changed: str, cut: int, of_code: bool) -> None:
     site.forget()
     link = site.endpoint.access_link(ID)
     code = link.partition("=")[2]
@@ -280,7 +282,7 @@ def test_a_pass_or_a_code_that_is_nearly_right_opens_nothing(site: Site, changed
 
 
 @pytest.mark.parametrize("target", [b"http://evil.example/", b"//evil.example/tb/", b"*", b"evil.example:80", b""])
-def test_a_request_for_another_host_is_not_handed_on(site: Site, target: bytes) -> None:
+def test_a_request_for_another_host_is_not_passed_on(site: Site, target: bytes) -> None:
     for ask in (site.by_jupyter, site.as_guest):
         for method in (b"GET", b"CONNECT", b"OPTIONS"):
             site.forget()
@@ -291,7 +293,7 @@ def test_a_request_for_another_host_is_not_handed_on(site: Site, target: bytes) 
     site.check_still_serves()
 
 
-# --- what is not asked for by an address --------------------------------------------------------------
+# --- inputs that are no addresses ---------------------------------------------------------------------
 
 
 @examples(100)
@@ -302,8 +304,8 @@ def test_a_request_for_another_host_is_not_handed_on(site: Site, target: bytes) 
     ).map(lambda fields: json.dumps({"id": "ffffeeeedddd", **fields}).encode())
     | st.sampled_from([b"[" * 9000, b"{}", b'{"id": "ffffeeeedddd"}', b"null"])
 )
-def test_a_file_of_whatever_content_is_a_kernels_place_or_none(site: Site, content: bytes) -> None:
-    """Half written, or another program's: no page that asks for it gets an error of the server's."""
+def test_a_file_with_any_content_is_a_kernels_address_or_ignored(site: Site, content: bytes) -> None:
+    """It may be incomplete, or another program's file. A page that asks for it gets no internal server error."""
     directory = connection.private_directory(connection.runtime_directory())
     Path(directory, "ffffeeeedddd.json").write_bytes(content)
     place = connection.find("ffffeeeedddd")

@@ -1,6 +1,6 @@
-"""A node or a task that speaks nonsense at the door: it alone hears of it, and the cluster's books stay right.
+"""Invalid messages of a node or a task at the door: only the sender is refused, and the cluster's state stays right.
 
-The door is real, and so is what stands behind it: the controller with its feeds and its places for inference.
+The door is real, and so is the controller behind it, with its feeds and its places for inference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPEN = feed_messages.OpenPartition(1, 0, SCHEMA.serialize().to_pybytes(), {"x": 
 
 
 class Site:
-    """A door that stays, and clusters behind it one after another."""
+    """A door that stays open, with one cluster after another behind it."""
 
     def __init__(self) -> None:
         self.door = Door(ClusterController(ClusterPlan(1)), host="127.0.0.1", bind="127.0.0.1")
@@ -61,11 +61,11 @@ class Site:
             cluster.close()
 
     def attend(self) -> DoorStream:
-        """Open a stream as a node does, but for a limited time: a door that never hangs up is seen."""
+        """Open a stream as a node does, but with a deadline, so that a door that never closes it is noticed."""
         return DoorStream(partial(self.channel.stream_stream(ATTEND), timeout=SECONDS), self.token)
 
     def ask(self, question: bytes) -> bytes | grpc.StatusCode:
-        """Ask in bytes; the answer, or with what the door refused."""
+        """Ask a question of bytes; return the answer, or the status with which the door refused it."""
         try:
             return bytes(self.channel.unary_unary(ASK)(question, timeout=SECONDS, metadata=self.token))
         except grpc.RpcError as error:
@@ -86,14 +86,14 @@ def site() -> Iterator[Site]:
 
 
 def ended(stream: DoorStream) -> None:
-    """Hang up, and wait until the door has done so too."""
+    """End the stream, and wait until the door has ended it too."""
     stream.end()
     list(stream)
     assert stream._call.code() is grpc.StatusCode.OK
 
 
 class Cluster:
-    """Three workers: two are honest, and the third one's stream is the rogue's."""
+    """Three workers: two are honest, and the third one is the rogue."""
 
     def __init__(self, site: Site, begun: bool) -> None:
         self._site = site
@@ -121,13 +121,13 @@ class Cluster:
             assert self.controller.changed.wait_for(reached, SECONDS)
 
     def hear(self, speech: Iterable[bytes]) -> None:
-        """Have the rogue say all this and hang up; return when the door has hung up too."""
+        """Let the rogue send all this and end its stream; return once the door has ended it too."""
         for words in speech:
             self.rogue._outbox.put(words)
         ended(self.rogue)
 
     def check_unharmed(self) -> None:
-        """The honest nodes are as they said, are heard, and everybody who asks is answered."""
+        """Check that the honest nodes are unchanged, that their messages arrive, and that questions are answered."""
         states = {state.node: state for state in self.controller.snapshot()}
         assert list(states) == [*HONEST, ROGUE]
         if self._standing == {NodeStatus.RESERVED} and ROGUE not in self.controller.missing:
@@ -172,7 +172,7 @@ def link_of(controller: ClusterController, node: str) -> Link:
 
 
 def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
-    """Messages of any class, most of them of these; the node that they speak of is one that there is, or not."""
+    """Return messages of any class, mostly of these, about nodes that exist or do not exist."""
     return (st.sampled_from(kinds) | st.sampled_from(KINDS)).flatmap(messages)
 
 
@@ -201,7 +201,7 @@ reservations = st.builds(
 
 @examples(40)
 @given(speech=st.lists(bytes_of_any_kind, min_size=1, max_size=3), begun=st.booleans())
-def test_bytes_on_a_nodes_stream_end_that_stream_alone(site: Site, speech: list[bytes], begun: bool) -> None:
+def test_invalid_bytes_on_a_nodes_stream_end_only_that_stream(site: Site, speech: list[bytes], begun: bool) -> None:
     with site.cluster(begun) as cluster:
         cluster.hear(speech)
         cluster.check_unharmed()
@@ -214,10 +214,10 @@ def test_bytes_on_a_nodes_stream_end_that_stream_alone(site: Site, speech: list[
     method=st.sampled_from([ASK, ATTEND, _CARRY, "/tfos_nb.Door/Other", "/grpc.health.v1.Health/Check"]),
     said=st.binary(max_size=20) | any_message.map(wire.encode),
 )
-def test_who_has_no_token_or_one_that_is_nearly_right_is_not_heard(
+def test_a_client_with_no_token_or_a_wrong_one_is_refused(
     site: Site, token: str | None, kept: int, method: str, said: bytes
 ) -> None:
-    """By whatever method and with whatever words; the refusal tells nothing of the right token."""
+    """It may use any method and send anything. The refusal reveals nothing of the right token."""
     right = site.address.token
     given_token = (("tfos-token", (right[:kept] + token)[:200]),) if token is not None else ()
     if given_token and given_token[0][1] == right:
@@ -234,7 +234,7 @@ def test_who_has_no_token_or_one_that_is_nearly_right_is_not_heard(
 
 @examples(40)
 @given(question=bytes_of_any_kind)
-def test_bytes_asked_at_the_door_are_refused_or_answered_with_a_message(site: Site, question: bytes) -> None:
+def test_a_question_of_any_bytes_is_refused_or_answered_with_a_message(site: Site, question: bytes) -> None:
     with site.cluster() as cluster:
         answer = site.ask(question)
         assert answer is grpc.StatusCode.UNKNOWN or isinstance(answer, bytes)
@@ -247,10 +247,10 @@ def test_bytes_asked_at_the_door_are_refused_or_answered_with_a_message(site: Si
 @example(Refused("worker:0", "h", "why"), [])
 @examples(80)
 @given(first=said | said_in_its_own_name | reservations, later=st.lists(said | said_in_its_own_name, max_size=4))
-def test_a_stream_that_begins_with_whatever_message_harms_no_other_node(site: Site, first: Any, later: Any) -> None:
-    """Another node's name, no reservation at all, one for a node that is there: nothing of it is believed.
+def test_a_stream_that_begins_with_any_message_harms_no_other_node(site: Site, first: Any, later: Any) -> None:
+    """Names of other nodes, missing reservations and reservations of connected nodes are not believed.
 
-    A node that comes after it, as it should, is taken.
+    A valid node that connects later is accepted.
     """
     with site.cluster(begun=False) as cluster:
         cluster.hear(wire.encode(word) for word in (first, *later))
@@ -262,8 +262,8 @@ def test_a_stream_that_begins_with_whatever_message_harms_no_other_node(site: Si
 
 @examples(60)
 @given(said=st.lists(beats, min_size=1, max_size=3))
-def test_figures_that_are_no_figures_keep_nobody_from_seeing_the_cluster(site: Site, said: list[Heartbeat]) -> None:
-    """Epochs and steps that go back, times and metrics that are not finite: the panel and the page are drawn."""
+def test_invalid_figures_do_not_prevent_the_display_of_the_cluster(site: Site, said: list[Heartbeat]) -> None:
+    """The panel and the page are drawn even if epochs and steps decrease, or times and metrics are not finite."""
     with site.cluster() as cluster:
         for beat in said:
             cluster.controller.received(link_of(cluster.controller, ROGUE), beat)
@@ -275,8 +275,8 @@ def test_figures_that_are_no_figures_keep_nobody_from_seeing_the_cluster(site: S
 @example([feed_messages.FeedFrom("worker:1", 3)])
 @examples(100)
 @given(later=st.lists(said | said_in_its_own_name, min_size=1, max_size=4))
-def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, later: list[Any]) -> None:
-    """One that has reserved as it should, and then speaks as if it were another, or of numbers out of range."""
+def test_a_node_that_sends_forbidden_messages_harms_no_other_node(site: Site, later: list[Any]) -> None:
+    """It has reserved correctly, and then sends messages as another node, or with numbers out of range."""
     with site.cluster() as cluster:
         cluster.hear(map(wire.encode, later))
         cluster.check_unharmed()
@@ -287,12 +287,12 @@ def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, la
 @example([feed_messages.PartitionDone(1, 0, -5, True)])
 @examples(90)
 @given(questions=st.lists(asked | asked_of_the_feed, min_size=1, max_size=3))
-def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answered(
+def test_a_task_that_asks_invalid_questions_is_refused_and_the_next_is_answered(
     site: Site, questions: list[Any]
 ) -> None:
-    """Feeds, partitions, rows and nodes that do not exist, counts without end, no schema: an answer or an error, soon.
+    """Unknown feeds, partitions, rows and nodes, huge counts and invalid schemas get an answer or an error soon.
 
-    A task that asks as it should has its partition opened then, in whatever feed the other one asked about.
+    Afterwards a valid task can still open its partition.
     """
     with site.cluster() as cluster:
         for question in questions:
@@ -305,8 +305,8 @@ def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answere
 
 @examples(40)
 @given(words=st.lists(messages(SingleProgramEnded) | asked, max_size=4))
-def test_programs_on_their_own_are_ended_by_no_word_of_another(site: Site, words: list[Any]) -> None:
-    """The driver's part in ``parallel``: numbers of programs that there are none of are refused, and not counted."""
+def test_single_programs_are_not_ended_by_messages_of_others(site: Site, words: list[Any]) -> None:
+    """The driver of ``parallel`` refuses numbers of programs that do not exist, and does not count them."""
     site.door._handler = controller = _Handler(2)
     for word in words:
         assert site.ask(wire.encode(word)) is not grpc.StatusCode.DEADLINE_EXCEEDED

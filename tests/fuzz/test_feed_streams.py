@@ -1,7 +1,7 @@
-"""A sender that speaks nonsense to a node's Flight server: it alone hears of it, and the others' rows arrive once.
+"""Invalid input to a node's Flight server: only its sender is refused, and the rows of others arrive once.
 
-The node is in a process of its own (``feeding_node.py``), with a reader that makes arrays of all rows as a dataset
-does: should Arrow be led out of its memory, that process dies, and it is seen here.
+The node is a process of its own (``feeding_node.py``), with a reader that makes arrays of all rows as a dataset does.
+If Arrow reads outside its memory, that process dies, and the tests notice it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfos_nb.runtime.inference.serving import Failure, Ticket
 SECONDS = 20.0
 TOKEN = "5ec3e7" * 10
 ROWS = 30
-EXAMPLES = 80  # that one process takes: the blocks that a wrong sender had are never given to another
+EXAMPLES = 80  # of one process: the blocks of a faulty sender are never given to another one
 REFUSED = (pa.ArrowException, flight.FlightError)
 
 
@@ -95,7 +95,9 @@ class Node:
     def begin(self) -> int:
         """Begin an example; return a partition of its own."""
         self._examples += 1
-        if self._examples > EXAMPLES or self._process.poll() is not None:  # dead: a smaller example may be found
+        if (
+            self._examples > EXAMPLES or self._process.poll() is not None
+        ):  # it died: hypothesis looks for a smaller example
             with contextlib.suppress(AssertionError):
                 self.close()
             self._start()
@@ -112,11 +114,11 @@ class Node:
         return flight.FlightCallOptions(headers=[(b"tfos-token", token)], timeout=SECONDS)
 
     def put(self, command: bytes, batches: list[tuple[pa.RecordBatch | None, bytes | None]], near: bool) -> None:
-        """Send one stream of batches with their metadata; raises what the node says."""
+        """Send one stream of batches with their metadata; raise the node's error."""
         with self.client(near) as client:
             descriptor = flight.FlightDescriptor.for_command(command)
             writer, answers = client.do_put(descriptor, SCHEMA, self.options())
-            with contextlib.suppress(*REFUSED):  # the node may have hung up: close() tells why
+            with contextlib.suppress(*REFUSED):  # the node may have ended it: close() raises the reason
                 for batch, metadata in batches:
                     if batch is None:
                         writer.write_metadata(metadata)
@@ -130,11 +132,11 @@ class Node:
             writer.close()
 
     def exchange(self, command: bytes, rows: list[int]) -> list[Any]:
-        """Send one stream of rows that want answers, -1 for a message without any; return what the node says."""
+        """Send one stream of rows that want answers, -1 for a message without any; return the node's answers."""
         said = []
         with self.client() as client:
             writer, answers = client.do_exchange(flight.FlightDescriptor.for_command(command), self.options())
-            with contextlib.suppress(*REFUSED):  # as above: the answers tell why
+            with contextlib.suppress(*REFUSED):  # as above: reading the answers raises the reason
                 writer.begin(SCHEMA)
                 for count in rows:
                     if count < 0:
@@ -148,7 +150,7 @@ class Node:
         return said
 
     def check_serves(self, near: bool = True) -> None:
-        """An honest sender's rows arrive, each once, and the reader sees them as they were."""
+        """Check that each row of a valid sender arrives once and unchanged."""
         partition = self._new_partition()
         stream = NodeStream("worker:0", self.place, near, TOKEN, FeedTicket(1, partition), SCHEMA)
         try:
@@ -179,10 +181,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @examples(40)
 @given(command=bytes_of_any_kind | any_message.map(wire.encode), near=st.booleans(), exchange=st.booleans())
-def test_a_stream_that_begins_with_whatever_bytes_is_refused(
+def test_a_stream_that_begins_with_invalid_bytes_is_refused(
     node: Node, command: bytes, near: bool, exchange: bool
 ) -> None:
-    """What is no ticket, or one of a feed or a queue that there is none of, opens nothing."""
+    """Bytes that are no ticket, or a ticket for an unknown feed or queue, open no stream."""
     node.begin()
     with contextlib.suppress(ValueError):
         word = wire.decode(command)
@@ -199,7 +201,7 @@ def test_a_stream_that_begins_with_whatever_bytes_is_refused(
 @examples(25)
 @given(path=st.lists(st.text(max_size=5), max_size=3), name=st.text(max_size=8))
 def test_no_other_call_of_flight_is_answered(node: Node, path: list[str], name: str) -> None:
-    """Neither paths nor flights, actions, gets: there is nothing but what a sender needs."""
+    """Paths, flights, actions and gets are refused: only the calls that a sender needs exist."""
     node.begin()
     descriptor = flight.FlightDescriptor.for_path(*path)
     with node.client() as client:
@@ -234,7 +236,7 @@ metadata = chunks.map(wire.encode) | right_or_not | bytes_of_any_kind | any_mess
 
 
 def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
-    """Say which rows of such a stream are announced as they should be, up to the first batch that is not."""
+    """Return the rows of a stream that are announced correctly, up to the first batch that is not."""
     seen: list[int] = []
     reached, known = 0, (0, 0)
     for rows, alone, word in sent:
@@ -258,10 +260,10 @@ def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
     sent=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.none() | metadata), min_size=1, max_size=4),
     near=st.booleans(),
 )
-def test_batches_with_whatever_metadata_bring_the_rows_that_were_announced_and_no_other(
+def test_batches_with_any_metadata_deliver_exactly_the_rows_that_were_announced(
     node: Node, sent: list[tuple[int, bool, bytes | None]], near: bool
 ) -> None:
-    """No metadata, no batch, blocks that were not granted, rows before the first: refused, and those before it stay."""
+    """Missing metadata or batches, blocks never granted and rows out of order are refused; earlier rows stay."""
     sent = [(rows, alone and word is not None, word) for rows, alone, word in sent]
     partition, before = node.begin(), node.ask()["rows"]
     batches = [(None if alone else batch_of(partition, 0, rows), word) for rows, alone, word in sent]
@@ -274,7 +276,7 @@ def test_batches_with_whatever_metadata_bring_the_rows_that_were_announced_and_n
 
 
 def rows_in(memory: bytes) -> int:
-    """Say how many sound rows there are in what a sender wrote into a block; -1 for none at all."""
+    """Return how many valid rows a sender wrote into a block; -1 for invalid content."""
     try:
         batch = pa.ipc.open_stream(pa.py_buffer(memory)).read_next_batch()
         batch.validate(full=True)
@@ -294,10 +296,10 @@ WITHOUT_A_BATCH = whole_stream(None)
     written=st.sampled_from([WHOLE, WITHOUT_A_BATCH, b""]) | st.binary(max_size=64) | mutated(st.just(WHOLE)),
     size=st.none() | st.sampled_from([0, -1, 1, 8, 500, 4096, (16 << 20) + 1]),
 )
-def test_a_granted_block_with_whatever_in_it_brings_its_rows_or_an_error(
+def test_a_granted_block_with_any_content_delivers_its_rows_or_an_error(
     node: Node, written: bytes, size: int | None
 ) -> None:
-    """Noise, a stream without a batch, mutated rows, wrong sizes: never an end as if all were well, nor a crash."""
+    """Noise, a stream without a batch, mutated rows and wrong sizes cause neither a normal end nor a crash."""
     partition, memory = node.begin(), written.ljust(4096, b"\0")
     stream = NodeStream("worker:0", node.place, True, TOKEN, FeedTicket(1, partition), SCHEMA)
     try:
@@ -320,7 +322,7 @@ def test_a_granted_block_with_whatever_in_it_brings_its_rows_or_an_error(
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes of a protocol buffer."""
+    """Encode a bytes field of a protocol buffer."""
     head, size = (number << 3) | 2, len(content)
     out = b""
     for value in (head, size):
@@ -332,7 +334,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 class Recorder:
-    """What a right sender sends to a node, as gRPC messages: ticket and schema, then a batch."""
+    """Records what a valid sender sends to a node, as gRPC messages: ticket and schema, then a batch."""
 
     def __init__(self) -> None:
         reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(whole_stream(batch_of(0, 0, 4))))
@@ -351,7 +353,7 @@ HEAD, BODY = RIGHT.batch.metadata.to_pybytes(), RIGHT.batch.body.to_pybytes()
 
 @st.composite
 def with_another_word(draw: st.DrawFn, body: bytes) -> bytes:
-    """A buffer in which a number of four bytes is another: as a rule an offset, and far away."""
+    """Draw a buffer in which a number of four bytes is changed: usually an offset, to a distant one."""
     at = 4 * draw(st.integers(0, len(body) // 4 - 1))
     word = draw(st.sampled_from([-1, -5, 1, 2, 100, 10**8, 2**31 - 1, -(2**31), 3 * 10**8]))
     return body[:at] + struct.pack("<i", word) + body[at + 4 :]
@@ -359,10 +361,10 @@ def with_another_word(draw: st.DrawFn, body: bytes) -> bytes:
 
 @examples(120)
 @given(head=st.just(HEAD) | mutated(st.just(HEAD)), body=with_another_word(BODY) | mutated(st.just(BODY)))
-def test_rows_whose_bytes_were_changed_kill_no_node(node: Node, head: bytes, body: bytes) -> None:
-    """Arrow's header and buffers with mutated bytes, as gRPC brings them: offsets that lead anywhere, lengths, types.
+def test_rows_with_changed_bytes_do_not_kill_the_node(node: Node, head: bytes, body: bytes) -> None:
+    """Arrow's header and buffers arrive by gRPC with mutated bytes: any offsets, lengths and types.
 
-    The reader of the node makes arrays of all rows that were taken, so it would follow the offsets.
+    The node's reader makes arrays of all accepted rows, so it would follow the offsets.
     """
     partition = node.begin()
     word = wire.encode(_Chunk(((0, 4),), (0, 0), (0, 0)))
@@ -385,12 +387,10 @@ tickets = st.builds(
 @example(ticket=Ticket("input", 0, 0, b"", 0.05), rows=[-1])
 @examples(40)
 @given(ticket=tickets, rows=st.lists(st.integers(-1, 3), max_size=3))
-def test_a_stream_that_wants_answers_hears_why_there_are_none_however_it_was_asked_for(
-    node: Node, ticket: Ticket, rows: list[int]
-) -> None:
-    """Times that are no numbers, results of no schema, messages without rows: an error, in a word or of the call.
+def test_a_stream_that_wants_answers_is_told_why_it_gets_none(node: Node, ticket: Ticket, rows: list[int]) -> None:
+    """Invalid times, results without a schema and messages without rows get an error, as a message or of the call.
 
-    In this node nobody answers. No thread stays behind for such a stream.
+    In this node nobody answers. No thread of such a stream is left.
     """
     node.begin()
     try:
@@ -407,7 +407,7 @@ def test_a_stream_that_wants_answers_hears_why_there_are_none_however_it_was_ask
 
 @examples(30)
 @given(token=st.binary(max_size=8).map(bytes.hex) | st.sampled_from([TOKEN[:-1], f"{TOKEN}0", TOKEN.upper(), "0" * 60]))
-def test_a_stranger_is_told_that_it_has_no_token_and_nothing_more(node: Node, token: str) -> None:
+def test_a_client_without_the_token_is_only_told_that_it_has_no_token(node: Node, token: str) -> None:
     node.begin()
     before = node.ask()["rows"]
     with node.client() as client, pytest.raises(REFUSED) as caught:

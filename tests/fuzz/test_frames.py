@@ -1,4 +1,4 @@
-"""Between the processes of a node: frames, datagrams and memory that a process left which had gone wrong."""
+"""Invalid frames, datagrams and memory from a faulty process of a node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ frames = st.lists(
 
 @examples(150)
 @given(arrived=frames | mutated(frames))
-def test_a_pipe_gives_messages_then_its_end_or_a_value_error_and_takes_no_memory_for_what_did_not_come(
+def test_a_pipe_yields_messages_or_a_value_error_and_allocates_only_what_arrived(
     arrived: bytes,
 ) -> None:
     stream, taken = io.BytesIO(arrived), []
@@ -61,7 +61,7 @@ def test_a_pipe_gives_messages_then_its_end_or_a_value_error_and_takes_no_memory
     finally:
         tracemalloc.stop()
     at = 0
-    for message in taken:  # each is what a frame of the right length held
+    for message in taken:  # each is the content of a frame with the right length
         (length,) = struct.unpack_from("!Q", arrived, at)
         assert repr(wire.decode(arrived[at + 8 : at + 8 + length])) == repr(message)
         at += 8 + length
@@ -69,7 +69,7 @@ def test_a_pipe_gives_messages_then_its_end_or_a_value_error_and_takes_no_memory
 
 @examples(80)
 @given(before=st.lists(any_message, max_size=3), garbage=frames, whole=st.booleans())
-def test_a_channel_gives_every_message_that_came_before_the_garbage_and_no_more(
+def test_a_channel_gives_every_message_before_the_garbage_and_no_other(
     before: list[Any], garbage: bytes, whole: bool
 ) -> None:
     ours, theirs = Channel.pair()
@@ -80,14 +80,14 @@ def test_a_channel_gives_every_message_that_came_before_the_garbage_and_no_more(
         heard = []
         with contextlib.suppress(ValueError):
             for message in ours:
-                heard.append(message)  # noqa: PERF402 - those before an error too
+                heard.append(message)  # noqa: PERF402 - those before an error count too
         assert [repr(one) for one in heard[: len(before)]] == [repr(message) for message in before]
     finally:
         ours.close()
 
 
 class Forks:
-    """In place of the process that forks nodes: it starts one that writes what it is given, and then stays."""
+    """Replaces the process that forks nodes: it starts a process that writes the given bytes, and then stays."""
 
     SCRIPT = (
         "import socket, sys, threading; "
@@ -105,8 +105,8 @@ class Forks:
 @pytest.mark.parametrize(
     "garbage", [framed(b"\xc1"), framed(b"", 2**63), framed(wire.encode(1)[:-1], 0)], ids=["noise", "huge", "nothing"]
 )
-def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp_path: Any, garbage: bytes) -> None:
-    """It would never be heard again: the cluster would wait for a result that has come and was not understood."""
+def test_a_node_that_sends_bytes_that_are_no_message_is_ended_with_a_reason(tmp_path: Any, garbage: bytes) -> None:
+    """Otherwise the cluster would wait for a result that has arrived and could not be decoded."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     heard: list[Any] = []
     job = NodeJob("worker:0", "c", 0, "0", "h", 1)
@@ -137,7 +137,7 @@ def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp
 
 @examples(80)
 @given(datagrams=st.lists(messages(StepReport) | messages(FeedStatus) | any_message | bytes_of_any_kind, max_size=6))
-def test_a_datagram_that_is_no_report_is_left_out_and_those_after_it_are_taken(datagrams: list[Any]) -> None:
+def test_a_datagram_that_is_no_report_is_skipped_and_later_ones_are_taken(datagrams: list[Any]) -> None:
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with theirs, ours:
         box = ReportBox(ours)
@@ -181,10 +181,10 @@ arrays = st.lists(
 
 @examples(80)
 @given(older=arrays, newer=arrays, kept=st.floats(0, 1, exclude_max=True), head=st.booleans())
-def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
+def test_an_incomplete_state_is_ignored_and_the_older_one_is_read(
     memory: StateMemory, older: Any, newer: Any, kept: float, head: bool
 ) -> None:
-    """Cut off anywhere, or with its head not yet written: as it is when a process is killed while it writes."""
+    """It is cut off anywhere, or its head is missing, as if its process was killed while it wrote."""
     last = LastState(memory.places)
     last.clear()
     last.put(StateVersion(1), 10, older)
@@ -209,7 +209,7 @@ def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
         [b'[["float32", [1]]]abcd', b'[["O", [1]]]12345678', b'[["f4", [-1]]]', b'[["i8", [1e9]]]', b"[" * 40]
     ),
 )
-def test_memory_with_whatever_in_it_is_a_state_that_fits_together_or_none(
+def test_memory_with_any_content_is_a_consistent_state_or_none(
     memory: StateMemory, written: tuple[int, ...], rest: bytes
 ) -> None:
     last = LastState(memory.places)
@@ -220,5 +220,5 @@ def test_memory_with_whatever_in_it_is_a_state_that_fits_together_or_none(
     if state is not None:
         for part, (name, shape) in zip(state.data, state.index, strict=True):
             assert np.frombuffer(part, name).reshape(shape).dtype.hasobject is False
-    last.put(StateVersion(5), 5, [np.arange(3)])  # and it does not keep the next ones from being kept
+    last.put(StateVersion(5), 5, [np.arange(3)])  # later states can still be kept
     assert content_of(last.newest()) is not None

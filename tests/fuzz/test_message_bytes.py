@@ -1,4 +1,4 @@
-"""Whatever bytes come off a wire: they are data, or a message of the registry with fields of its types, or refused."""
+"""Any received bytes are data, or a message of the registry with fields of its types, or are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXECUTES = {
 
 
 class Watch:
-    """What the interpreter says that it does (audit events), while it is on. A hook cannot be taken out again."""
+    """Records the interpreter's audit events while it is on. A hook cannot be removed again."""
 
     def __init__(self) -> None:
         self._on = False
@@ -74,7 +74,7 @@ def watch() -> Watch:
 
 
 def decoded(arrived: bytes) -> tuple[bool, Any]:
-    """Decode; whether that is promised to be impossible: by a ValueError, and by no other."""
+    """Decode; return whether that was possible, and the result. Only a ValueError may say that it is impossible."""
     try:
         return True, wire.decode(arrived)
     except ValueError:
@@ -82,7 +82,7 @@ def decoded(arrived: bytes) -> tuple[bool, Any]:
 
 
 def check_right(came: Any) -> None:
-    """Every message has the fields of its class, of their types; what is no message is plain data."""
+    """Check that every message has the fields of its class, with their types, and that all else is plain data."""
     for part in parts(came):
         kind = type(part)
         assert MESSAGES[kind.__name__] is kind
@@ -94,10 +94,8 @@ def check_right(came: Any) -> None:
 
 @examples(700)
 @given(arrived=bytes_of_any_kind)
-def test_bytes_are_data_or_a_right_message_or_a_value_error_and_nothing_is_executed(
-    watch: Watch, arrived: bytes
-) -> None:
-    """Noise, mutated messages, declared lengths: no other error comes out of decode, and no wrong message."""
+def test_bytes_are_data_or_a_valid_message_or_a_value_error_and_run_no_code(watch: Watch, arrived: bytes) -> None:
+    """With noise, mutated messages and wrong lengths, decode raises no other error and returns no invalid message."""
     with watch.on():
         taken, came = decoded(arrived)
     assert watch.seen == []
@@ -108,8 +106,8 @@ def test_bytes_are_data_or_a_right_message_or_a_value_error_and_nothing_is_execu
 @examples(4)
 @given(chosen=st.data())
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_message_with_any_values_of_its_types_comes_out_as_it_went_in(kind: type, chosen: st.DataObject) -> None:
-    """The check of types refuses nothing that is right: NaN, half a surrogate pair and 64 bits among it."""
+def test_a_message_with_any_values_of_its_types_is_decoded_unchanged(kind: type, chosen: st.DataObject) -> None:
+    """The check of types refuses no valid value, such as NaN, half a surrogate pair or a number of 64 bits."""
     message = chosen.draw(messages(kind))
     assert repr(wire.decode(wire.encode(message))) == repr(message)
 
@@ -118,7 +116,7 @@ def test_a_message_with_any_values_of_its_types_comes_out_as_it_went_in(kind: ty
 @given(chosen=st.data(), other=data)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if dataclasses.fields(kind)], ids=lambda kind: kind.__name__)
 def test_a_field_of_another_type_is_refused(kind: type, chosen: st.DataObject, other: Any) -> None:
-    """Each field in turn gets any data; what is not of its type makes the message none."""
+    """A field gets any data. If the data is not of the field's type, the message is refused."""
     message = chosen.draw(messages(kind))
     field = chosen.draw(st.sampled_from(dataclasses.fields(kind)))
     fields = {one.name: getattr(message, one.name) for one in dataclasses.fields(kind)} | {field.name: other}
@@ -128,7 +126,7 @@ def test_a_field_of_another_type_is_refused(kind: type, chosen: st.DataObject, o
 
 @examples(60)
 @given(message=any_message, chosen=st.data())
-def test_a_message_with_a_field_too_few_or_too_many_is_refused(message: Any, chosen: st.DataObject) -> None:
+def test_a_message_with_a_missing_or_an_additional_field_is_refused(message: Any, chosen: st.DataObject) -> None:
     name, fields = type(message).__name__, dataclasses.fields(message)
     values = {field.name: getattr(message, field.name) for field in fields}
     assert not decoded(packed_message(name, values | {chosen.draw(st.sampled_from(["x", "self", "__class__"])): 1}))[0]
@@ -141,7 +139,7 @@ def test_a_message_with_a_field_too_few_or_too_many_is_refused(message: Any, cho
 @given(
     name=st.text(max_size=20) | st.sampled_from(["object", "Popen", "os.system", "__import__", "Record"]), fields=data
 )
-def test_a_name_that_is_not_registered_makes_nothing(name: str, fields: Any) -> None:
+def test_a_message_with_an_unregistered_name_is_refused(name: str, fields: Any) -> None:
     if name not in wire._REGISTRY:
         assert not decoded(packed_message(name, fields))[0]
 
@@ -160,8 +158,8 @@ some_bytes = st.integers(0, 4).map(lambda count: bytes(4 * count)) | st.binary(m
     shape=a_shape | a_shape | data,
     content=some_bytes | some_bytes | data,
 )
-def test_an_array_is_of_its_type_and_shape_or_refused(dtype: Any, shape: Any, content: Any) -> None:
-    """Never objects, never more than was sent, and of the very type and shape that were named."""
+def test_an_array_has_the_named_type_and_shape_or_is_refused(dtype: Any, shape: Any, content: Any) -> None:
+    """It never has objects and never more data than was sent."""
     taken, came = decoded(extension(3, [dtype, shape, content]))
     if taken:
         assert isinstance(came, np.ndarray)
@@ -171,8 +169,8 @@ def test_an_array_is_of_its_type_and_shape_or_refused(dtype: Any, shape: Any, co
 
 @examples(40)
 @given(heads=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=600), rest=st.binary(max_size=8))
-def test_declared_lengths_take_no_memory_that_was_not_sent(heads: list[bytes], rest: bytes) -> None:
-    """Arrays of four thousand millions in one another: memory follows what came, not what was declared."""
+def test_declared_lengths_allocate_no_memory_that_was_not_sent(heads: list[bytes], rest: bytes) -> None:
+    """Nested arrays declare four thousand million items: memory depends on the bytes that arrived."""
     arrived = b"".join(heads) + rest
     tracemalloc.start()
     try:
@@ -190,8 +188,8 @@ def in_one_another(code: int, depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("depth", [21, 150, 300, 5000])
-def test_a_message_nested_without_end_is_refused_and_the_process_lives(depth: int) -> None:
-    """In a process of its own: each level takes 44 KiB of the stack, and two hundred of them took the process."""
+def test_a_message_that_is_nested_too_deeply_is_refused_and_the_process_lives(depth: int) -> None:
+    """It runs in a process of its own: a level takes 44 KiB of the stack, and two hundred levels killed the process."""
     script = "import sys; from tfos_nb.runtime.control import wire; wire.decode(sys.stdin.buffer.read())"
     ended = subprocess.run(
         [sys.executable, "-c", script],
@@ -204,8 +202,8 @@ def test_a_message_nested_without_end_is_refused_and_the_process_lives(depth: in
     assert b"ValueError: too deeply nested" in ended.stderr
 
 
-def test_what_can_be_encoded_can_be_decoded_however_deep() -> None:
-    """A result of the user's own that is nested too deeply is refused where it is made, and kills no driver."""
+def test_everything_that_can_be_encoded_can_be_decoded_at_any_depth() -> None:
+    """A user's result that is nested too deeply is refused where it is encoded, and does not kill the driver."""
     result: tuple[Any, ...] = ()
     with pytest.raises(wire.NotData, match="nested more than 20 levels deep"):
         for _ in range(30):

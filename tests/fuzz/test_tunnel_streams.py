@@ -1,4 +1,4 @@
-"""Streams through the tunnel that nobody asked for, or that come twice, or break off: no page hears another's bytes."""
+"""Tunnel streams that nobody asked for, that come twice or that break off: no page gets another page's bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS = 20.0
 
 
 class Mouth:
-    """A door with a mouth, in which no supervisor answers but the test."""
+    """A door with the mouth of a tunnel; the test takes the supervisor's part."""
 
     def __init__(self, path: str) -> None:
         self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
@@ -51,7 +51,7 @@ class Mouth:
         return connection, self.asked.get(timeout=SECONDS)
 
     def carry(self, number: str, says: list[bytes]) -> list[bytes]:
-        """Open a stream of whatever number, say all, and return what comes through until it ends."""
+        """Open a stream with any number, send all, and return what arrives until it ends."""
         metadata = (*metadata_of(self.address), (_NUMBER, number))
         return list(self.channel.stream_stream(_CARRY)(iter(says), timeout=SECONDS, metadata=metadata))
 
@@ -69,7 +69,7 @@ def mouth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mouth]:
 
 
 def received(connection: socket.socket) -> bytes:
-    """Read until the other end hangs up."""
+    """Read until the other end closes the connection."""
     said = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(1 << 16):
@@ -84,10 +84,10 @@ numbers = printable | st.integers(-5, 10**30).map(str) | st.sampled_from(["9" * 
 
 @examples(60)
 @given(number=numbers, says=pieces)
-def test_a_stream_of_whatever_number_reaches_no_page_that_did_not_ask_for_it(
+def test_a_stream_with_any_number_reaches_no_page_that_did_not_ask_for_it(
     mouth: Mouth, number: str, says: list[bytes]
 ) -> None:
-    """The page that waits gets its own stream after it, whole, and nothing of the other one."""
+    """The page that waits then gets its own stream in full, and nothing of the other one."""
     page, right = mouth.page()
     with page:
         if number.isdigit() and len(number) < 18 and int(number) == right:
@@ -101,7 +101,7 @@ def test_a_stream_of_whatever_number_reaches_no_page_that_did_not_ask_for_it(
 
 @examples(40)
 @given(asks=st.binary(max_size=60), says=pieces, again=pieces)
-def test_what_a_stream_says_arrives_as_it_was_said_and_a_second_one_of_its_number_gets_nothing(
+def test_a_stream_arrives_unchanged_and_a_second_one_with_its_number_gets_nothing(
     mouth: Mouth, asks: bytes, says: list[bytes], again: list[bytes]
 ) -> None:
     page, number = mouth.page()
@@ -115,10 +115,10 @@ def test_what_a_stream_says_arrives_as_it_was_said_and_a_second_one_of_its_numbe
 
 @examples(40)
 @given(asks=st.binary(max_size=60), says=pieces, reset=st.booleans())
-def test_a_page_that_was_closed_before_its_stream_came_leaves_nothing_behind(
+def test_a_page_that_was_closed_before_its_stream_opened_leaves_nothing_behind(
     mouth: Mouth, asks: bytes, says: list[bytes], reset: bool
 ) -> None:
-    """Whether it just hung up or broke off: its stream ends, and the next page is served."""
+    """Its stream ends and the next page is served, whether the page was closed or reset."""
     page, number = mouth.page()
     if reset:
         page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -137,7 +137,7 @@ def test_a_page_that_was_closed_before_its_stream_came_leaves_nothing_behind(
 
 
 def test_streams_that_end_by_an_error_do_not_end_the_others(mouth: Mouth) -> None:
-    """A supervisor that breaks off in the middle: its page hears the end, and a page beside it hears all."""
+    """If a supervisor breaks off, its page gets the end of the stream, and another page gets everything."""
     first, number = mouth.page()
     second, other = mouth.page()
     with first, second:
@@ -161,10 +161,8 @@ def test_streams_that_end_by_an_error_do_not_end_the_others(mouth: Mouth) -> Non
         assert received(second) == b"all"
 
 
-def test_a_supervisor_that_is_asked_for_streams_that_nobody_waits_for_still_serves_the_next(
-    tmp_path: Path, board: Any
-) -> None:
-    """More of them than it carries at once: each is hung up, and takes no place from those that come after."""
+def test_a_supervisor_asked_for_streams_that_nobody_waits_for_still_serves_the_next(tmp_path: Path, board: Any) -> None:
+    """There are more of them than it carries at once. Each is closed, and blocks none of the later ones."""
     tunnel = Tunnel(tmp_path, board)
     try:
         for number in [-1, 0, 10**9, 2**63 - 1] * 20:

@@ -1,4 +1,4 @@
-"""What the tests of addresses stand on: requests byte by byte, and a board that tells what it was asked."""
+"""Helpers for the tests of addresses: requests byte by byte, and a fake TensorBoard that records its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Raw:
-    """An answer as it came."""
+    """An answer as it was received."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -33,7 +33,7 @@ class Raw:
 
 
 def ask_raw(port: int, request: bytes) -> Raw:
-    """Send these bytes, and read until the server hangs up; status 0 if it says nothing at all."""
+    """Send these bytes, and read until the server closes the connection; status 0 if it sends nothing."""
     with socket.create_connection(("127.0.0.1", port), SECONDS) as connection:
         connection.sendall(request)
         said = b""
@@ -50,7 +50,7 @@ def ask_raw(port: int, request: bytes) -> Raw:
 
 
 class Board:
-    """In TensorBoard's place, on a unix socket: it keeps what it was asked, and tries to set a cookie."""
+    """A fake TensorBoard on a unix socket: it records its requests, and tries to set a cookie."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Board:
             def parse_request(self) -> bool:
                 if not super().parse_request():
                     return False
-                target = self.raw_requestline.split(b" ")[1].decode("latin-1")  # the parser makes one slash of many
+                target = self.raw_requestline.split(b" ")[1].decode("latin-1")  # the parser merges slashes
                 board.asked.append((self.command, target, dict(self.headers), self._body()))
                 body = json.dumps({"enabled": True}).encode()
                 self.send_response(200)
@@ -102,7 +102,7 @@ class Board:
 
 
 class RunningCluster:
-    """What the endpoint needs of a cluster whose TensorBoard is that board."""
+    """A fake cluster whose TensorBoard is that board."""
 
     def __init__(self, cluster_id: str, board: str) -> None:
         self.id, self.tensorboard_socket = cluster_id, board

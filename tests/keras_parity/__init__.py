@@ -1,5 +1,5 @@
-"""Whole Keras programs as workers of a cluster and in one process: both come to the same numbers.
+"""Whole Keras programs as workers of a cluster and in one process: the numbers must be the same.
 
-A case of these programs is one layer, loss, metric, optimizer or way to train, and many modules of the package have a
-part in it, so they lie apart from ``tests/runtime/keras``: those are tests of what one module of that package does.
+A case is one layer, loss, metric, optimizer or way to train. Each case depends on many modules of the package. The
+tests of single modules are in ``tests/runtime/keras``.
 """

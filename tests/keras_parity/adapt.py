@@ -1,6 +1,6 @@
-"""Preprocessing layers that adapt to rows that are shared out, as one worker of several or in one process.
+"""Preprocessing layers that adapt to shared rows, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras_parity.adapt OUT``. What each case came to goes to ``OUT``, a line of JSON.
+Usage: ``python -m tests.keras_parity.adapt OUT``. The result of each case is written to ``OUT``, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORDS = ["foo bar", "bar", "baz qux foo", "qux"]
 
 
 def shares(worker: int, workers: int, rows: int) -> slice:
-    """Return which rows a worker has: those of the second one begin at the tenth."""
+    """Return the rows of a worker: those of the second worker begin at the tenth row."""
     bounds = [0, *([min(10, rows)] if workers > 1 else []), rows]
     return slice(bounds[worker], bounds[worker + 1])
 

@@ -1,7 +1,7 @@
-"""Training loops of one's own over fed rows, as one worker of several, or in one process.
+"""Custom training loops over fed rows, as one worker of several, or in one process.
 
 Usage: ``python -m tests.keras_parity.loops OUT ROWS/BATCH …``. With ``TF_CONFIG`` it is one worker and has its share of
-the rows. What came out goes to ``OUT``, a line of JSON for each loop.
+the rows. The results are written to ``OUT``, one line of JSON per loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def eagerly(step: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
 
 
 def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, strategy: Any) -> dict[str, Any]:
-    """Train with a convolution, which bears no batch without rows; return all numbers."""
+    """Train with a convolution, which fails on a batch without rows; return all numbers."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     layers = keras.layers
@@ -64,7 +64,7 @@ def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, stra
         y = tf.reshape(y, (-1, 1))
         with tf.GradientTape() as tape:
             predicted = model(x, training=True)
-            # What a program may do that knows that it has rows: log of a batch without any is -inf.
+            # A program that relies on rows may do this: the log of a batch without rows is -inf.
             loss = tf.nn.compute_average_loss(loss_of(y, predicted), global_batch_size=batch)
             loss += 0.0 * tf.math.log(tf.reduce_sum(tf.ones_like(y)))
         gradients = tape.gradient(loss, model.trainable_variables)

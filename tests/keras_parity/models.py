@@ -1,7 +1,7 @@
 """Small models, one for each layer, optimizer, loss, metric and way to train of Keras' public API.
 
-A case builds its model and says on which columns it trains. It is trained full-batch, so that neither the order nor
-the split of the rows can matter, on several workers and in one process, and has to come out alike.
+A case builds its model and says on which columns it trains. It is trained full-batch, on several workers and in one
+process, so that neither the order nor the split of the rows matters. The results must be the same.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Case:
     policy: str = "float32"
     epochs: int = 3
     fit: dict[str, Any] = field(default_factory=dict)
-    per_replica: bool = False  # by design: only that all workers end alike is asked for
+    per_replica: bool = False  # only check that all workers get the same numbers, by design
 
 
 def rows(count: int) -> dict[str, np.ndarray]:
-    """Return the columns of so many rows, which hang on nothing but their number."""
+    """Return the columns of ``count`` rows, which depend only on ``count``."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(count, 4)).astype("float32")
     sequence = rng.integers(1, 9, size=(count, 6))
@@ -81,9 +81,9 @@ def dense(units: int, seed: int = 1, **options: Any) -> Any:
 def compiled(inputs: Any, outputs: Any, loss: Any = "mse", optimizer: Any = None, **options: Any) -> Any:
     """Return a compiled functional model."""
     model = keras.Model(inputs, outputs)
-    # A rate at which steps of two rows do not diverge: the least difference would grow with them.
+    # With this rate, steps of two rows do not diverge. Otherwise the smallest difference would grow.
     model.compile(optimizer or O.SGD(0.01), loss, **options)
-    # In one process Keras builds it within the first step, and ScheduleFreeAdamW then begins anew with each step.
+    # In one process Keras builds it within the first step, and ScheduleFreeAdamW then restarts with each step.
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -209,7 +209,7 @@ def _mean_loss(y: Any, p: Any) -> Any:
 
 
 class _Counts(L.Layer):
-    """Counts its steps in whole numbers, notes that it has begun, and returns more with each step."""
+    """Counts its steps in whole numbers, notes that it has begun, and returns larger values with each step."""
 
     def build(self, shape: Any) -> None:
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
@@ -229,7 +229,7 @@ def _masked_words() -> Any:
 
 
 def _masked_loss(y: Any, p: Any) -> Any:
-    """As TensorFlow's tutorials have it: the mean over what is not padded."""
+    """Return the mean over the positions that are not padded, as in TensorFlow's tutorials."""
     mask = tf.cast(y != 0, tf.float32)
     losses = C.SparseCategoricalCrossentropy(reduction="none")(y, p)
     return tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)
@@ -246,14 +246,14 @@ def _of_keras(y: Any, p: Any) -> Any:
 
 
 class _Worst(C.Loss):
-    """The error of the row that is furthest off."""
+    """The largest error of a row."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return keras.ops.max(_off(y_true, y_pred))
 
 
 def _contrastive(y: Any, p: Any) -> Any:
-    """Each row has to be nearer to itself than to any other, as in NT-Xent and CLIP."""
+    """Return a loss by which each row must be nearer to itself than to others, as in NT-Xent and CLIP."""
     ops = keras.ops
     p = ops.normalize(p, axis=-1)
     near = ops.matmul(p, ops.transpose(p)) / 0.5
@@ -277,7 +277,7 @@ def _nearest_word(y: Any, p: Any) -> Any:
 
 
 class _Triplet(C.Loss):
-    """The furthest row of the same class has to be nearer than the nearest row of another one."""
+    """The furthest row of the same class must be nearer than the nearest row of another class."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         ops = keras.ops
@@ -303,7 +303,7 @@ def _apart(p: Any) -> Any:
 
 
 def _ranking(y: Any, p: Any) -> Any:
-    """A number for each pair of different rows."""
+    """Return a number for each pair of different rows."""
     y, p = tf.reshape(y, (-1,)), tf.reshape(p, (-1,))
     return tf.boolean_mask(tf.nn.softplus(p[None] - p[:, None]), y[:, None] > y[None])
 
@@ -313,7 +313,7 @@ def _centered(y: Any, p: Any) -> Any:
 
 
 def _recall(y: Any, p: Any) -> Any:
-    """Whether the nearest other row has the same class."""
+    """Return whether the nearest other row has the same class."""
     ops = keras.ops
     y = ops.reshape(y, (-1,))
     nearest = ops.argmin(_apart(p) + 1e6 * ops.eye(ops.shape(p)[0]), 1)
@@ -449,7 +449,7 @@ def _positions(optimizer: Any, tokens: bool = False, known: bool = True) -> Any:
 
 
 class ClipsInApply(O.SGD):
-    """An optimizer of a program's own that changes the gradients before Keras applies them."""
+    """A custom optimizer that changes the gradients before Keras applies them."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         clipped, _ = tf.clip_by_global_norm(grads, 0.1)
@@ -457,7 +457,7 @@ class ClipsInApply(O.SGD):
 
 
 class ClipsInApplyGradients(O.Adam):
-    """The same by the other method."""
+    """The same with the method ``apply_gradients``."""
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -589,7 +589,7 @@ def _layers() -> list[Case]:
 
 
 class _OfBatch(keras.layers.Layer):
-    """Divides by what a batch holds, as a layer of the user's may; NaN for a batch without rows or of zeros."""
+    """Divides by a number of a batch, as a custom layer may; NaN for a batch without rows or of zeros."""
 
     def call(self, x: Any) -> Any:
         return x / keras.ops.sum(keras.ops.square(x)) + keras.ops.log(keras.ops.sum(keras.ops.square(x)))
@@ -608,7 +608,7 @@ class _AddsSum(keras.layers.Layer):
 
 
 class OwnStep(keras.Model):
-    """A train_step of one's own, which takes a plain mean."""
+    """A custom train_step, which takes a plain mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -633,7 +633,7 @@ class OwnStep(keras.Model):
 
 
 class SumStep(OwnStep):
-    """Makes its loss of sums and means over rows, and tracks a count."""
+    """Makes its loss from sums and means over rows, and tracks a count."""
 
     def __init__(self, loss_of: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
@@ -699,7 +699,7 @@ class GuideStep(keras.Model):
 
 
 class DerivedStep(GuideStep):
-    """Returns numbers that it derives from results: one by one, nested, and of metrics that Keras does not know."""
+    """Returns numbers derived from results: one by one, nested, and of metrics that Keras does not track."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -768,11 +768,11 @@ def _with_results(kind: Any, **options: Any) -> Any:
 
 
 class _Moves(L.Layer):
-    """Moves its states whenever it is called, in training or not."""
+    """Changes its states on every call, in training or not."""
 
     def __init__(self, roots: bool) -> None:
         super().__init__()
-        self.roots = roots  # are not the mean of the workers' own
+        self.roots = roots  # the mean of the workers' roots is not the root of the mean
 
     def build(self, shape: Any) -> None:
         new = partial(self.add_weight, trainable=False)
@@ -789,7 +789,7 @@ class _Moves(L.Layer):
 
 
 class OwnPrediction(keras.Model):
-    """A predict_step of one's own."""
+    """A custom predict_step."""
 
     def predict_step(self, data: Any) -> Any:
         return 2 * self(data[0], training=False)
@@ -820,7 +820,7 @@ def _masked_mean(y: Any, p: Any, model: Any) -> Any:
 
 
 def _by_class(y: Any, e: Any) -> Any:
-    """The mean of each of three classes, of which a worker may have no row."""
+    """Return the mean of each of three classes; a worker may have no row of a class."""
     which = tf.cast(tf.clip_by_value(y, -1.0, 1.0) > 0, tf.int32)
     sums, counts = (tf.math.unsorted_segment_sum(v, which, 2) for v in (e, tf.ones_like(e)))
     return tf.math.divide_no_nan(sums, counts)
@@ -905,7 +905,7 @@ class DecoratedStep(OwnStep):
 
 
 class GradientStep(OwnStep):
-    """Makes something of its gradients, by numbers of its rows, and adds up those of two steps before it takes one."""
+    """Scales its gradients by numbers of its rows, and adds up those of two steps before it applies them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -928,7 +928,7 @@ class GradientStep(OwnStep):
 
 
 class AccumulatingStep(GradientStep):
-    """Takes a step of the optimizer under a condition, by the gradients that it has added up."""
+    """Applies the accumulated gradients under a condition."""
 
     @tf.function
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -949,7 +949,7 @@ class AccumulatingStep(GradientStep):
 
 
 def _balanced(y: Any, p: Any) -> Any:
-    """A number a row, weighed by how many rows are of its class."""
+    """Return a number per row, weighted by the number of rows of its class."""
     y, p = tf.reshape(y, (-1,)), tf.reshape(p, (-1,))
     positive = tf.reduce_mean(tf.cast(y > 0, tf.float32))
     return tf.square(y - p) * tf.where(y > 0, 1.0 - positive, positive)
@@ -973,7 +973,7 @@ class LoopStep(OwnStep):
 
 
 class _OfOthers(C.Loss):
-    """A number a row that depends on the other rows, as detectors divide by the number of positives."""
+    """A number per row that depends on the other rows, as detectors divide by the number of positives."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         y, p = tf.reshape(y_true, (-1,)), tf.reshape(y_pred, (-1,))
@@ -982,7 +982,7 @@ class _OfOthers(C.Loss):
 
 
 class SumLoss(keras.Model):
-    """A ``compute_loss`` of one's own that takes the mean of what is not masked, for Keras' own step."""
+    """A custom ``compute_loss`` that takes the mean of the values that are not masked, for Keras' own step."""
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
                      training: bool = True) -> Any:  # fmt: skip
@@ -990,7 +990,7 @@ class SumLoss(keras.Model):
 
 
 class ScaledStep(OwnStep):
-    """A train_step that scales its loss as TensorFlow's guide has it."""
+    """A train_step that scales its loss as in TensorFlow's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -1004,7 +1004,7 @@ class ScaledStep(OwnStep):
 
 
 class ClippedStep(OwnStep):
-    """Clips all gradients together before an optimizer has them, and returns their norm and a variable as they are."""
+    """Clips all gradients together before the optimizer gets them; returns their norm and a variable unchanged."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -1163,7 +1163,7 @@ def _own_arguments() -> Any:
 
 
 class Adversarial(keras.Model):
-    """No ``call``: a generator and a critic with optimizers of their own, as WGAN-GP of Keras' examples."""
+    """No ``call``: a generator and a critic with their own optimizers, as in Keras' WGAN-GP example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1214,7 +1214,7 @@ def _adversarial() -> Any:
 
 
 class OwnLoss(keras.Model):
-    """``compute_loss`` and ``compute_metrics`` of one's own."""
+    """Custom ``compute_loss`` and ``compute_metrics``."""
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
                      training: bool = True) -> Any:  # fmt: skip
@@ -1224,7 +1224,7 @@ class OwnLoss(keras.Model):
 
 
 def own(kind: Callable[[], Any], optimizer: Any = None, **options: Any) -> Any:
-    """Return a compiled model of a class of one's own."""
+    """Return a compiled model of a custom class."""
     model = kind()
     model.compile(optimizer or O.SGD(0.05), "mse", **options)
     model.build((None, 4))
@@ -1324,7 +1324,7 @@ def _ways() -> list[Case]:
 
 
 def _scaled() -> Any:
-    # By default the scale begins where the first gradients overflow, on as many rows or others.
+    # With the default initial scale the first gradients overflow or not, depending on the number of rows.
     return O.LossScaleOptimizer(O.Adam(0.02), initial_scale=256.0)
 
 

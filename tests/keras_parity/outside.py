@@ -1,6 +1,6 @@
-"""What a program does outside of a step, in the strategy's scope, as one worker of several or in one process.
+"""Calls in the strategy's scope outside of a step, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras_parity.outside OUT``. What each case came to goes to ``OUT``, a line of JSON.
+Usage: ``python -m tests.keras_parity.outside OUT``. The result of each case is written to ``OUT``, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.keras_parity.workers import as_worker, write_results
 
 
 def apply_an_optimizer() -> dict[str, Any]:
-    """Apply gradients by hand, and look at the steps that it counts."""
+    """Apply gradients by hand, and return the steps that the optimizer counts."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=1.0)
     for _ in range(2):
@@ -49,7 +49,7 @@ def apply_two_optimizers() -> dict[str, Any]:
 
 
 def predict_a_batch() -> dict[str, Any]:
-    """Predict, and train on, a batch that is at hand, in a graph and eagerly."""
+    """Predict a batch and train on it, in a graph and eagerly."""
     results = []
     for eagerly in (False, True):
         keras.utils.set_random_seed(1)
@@ -57,13 +57,13 @@ def predict_a_batch() -> dict[str, Any]:
         model.compile("sgd", "mse", run_eagerly=eagerly)
         x, y = np.arange(6.0).reshape(3, 2), np.ones((3, 1))
         results += [model.predict_on_batch(x).tolist()]
-        results += [float(model.train_on_batch(x, y)), float(model.test_on_batch(x, y))]  # arrays in Keras 3.12
+        results += [float(model.train_on_batch(x, y)), float(model.test_on_batch(x, y))]  # Keras 3.12 returns arrays
         results += [model.predict_on_batch(x).tolist()]
     return {"results": results}
 
 
 def predict_ragged_rows() -> dict[str, Any]:
-    """Predict rows of which each has another number of values, by a model that returns such."""
+    """Predict ragged rows with a model that returns ragged rows."""
     inputs = keras.Input((None,), ragged=True)
     model = keras.Model(inputs, keras.layers.Lambda(lambda x: x * 2.0)(inputs))
     rows = tf.ragged.constant([[1.0], [2.0, 3.0], [], [4.0, 5.0, 6.0]])
@@ -84,19 +84,19 @@ def predict_values_of_any_type() -> dict[str, Any]:
 
 
 def make_variables_of_any_type() -> dict[str, Any]:
-    """Make variables of types that a quantized model has, or one of a policy of fewer bits."""
+    """Make variables of the types of a quantized model, or of a policy of fewer bits."""
     kinds = ("bool", "int8", "uint8", "int16", "uint16", "uint32", "bfloat16", "float16", "float64", "int64")
     made = {kind: keras.Variable([[0, 1], [1, 0]], dtype=kind, trainable=False) for kind in kinds}
     return {kind: keras.ops.convert_to_numpy(variable).astype("float64").tolist() for kind, variable in made.items()}
 
 
 def take_a_loss() -> dict[str, Any]:
-    """Compare two rows by a loss."""
+    """Compute the loss of two rows."""
     return {"loss": float(keras.losses.MeanSquaredError()([[1.0], [3.0]], [[2.0], [5.0]]))}
 
 
 def count_in_whole_numbers() -> dict[str, Any]:
-    """Count rows by a metric whose state is whole numbers, and put that state into another one."""
+    """Count rows with a metric whose state is whole numbers, and copy that state to another one."""
     metric = keras.metrics.MeanIoU(num_classes=3)
     metric.update_state([0, 1, 1, 2, 2], [0, 1, 2, 2, 2])
     metric.update_state([0], [1])
@@ -140,7 +140,7 @@ def within(scope: Callable[[], Any], case: Callable[[], dict[str, Any]]) -> dict
 
 
 def train_under_several_strategies(worker: int, workers: int) -> dict[str, Any]:
-    """Make a strategy for each model, in which the first worker comes later than the other, which waits for it."""
+    """Make a strategy for each model; the first worker makes it later, so that the other one waits."""
     losses = []
     for units in (1, 2):
         threading.Event().wait(2.0 if worker == 0 and workers > 1 else 0.0)

@@ -1,6 +1,6 @@
 """Models of which a part was made outside of the strategy's scope, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras_parity.scope OUT``. What each case came to, or its error, goes to ``OUT``, a
+Usage: ``python -m tests.keras_parity.scope OUT``. The result of each case, or its error, is written to ``OUT``, as a
 line of JSON.
 """
 
@@ -33,7 +33,7 @@ def model(*layers: Any) -> Any:
 
 
 def trained(made: Any) -> dict[str, Any]:
-    """Train it on all rows a step."""
+    """Train a model; each step has all rows."""
     x = np.random.default_rng(1).normal(size=(ROWS, 4)).astype("float32")
     history = made.fit(
         tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(ROWS), epochs=2, verbose=0
@@ -121,7 +121,7 @@ def reads_numbers(strategy: Any) -> dict[str, Any]:
 
 
 class ByInputs(keras.Model):
-    """A model whose step takes the gradient of a loss by its input and its variables together."""
+    """A model whose step takes the gradient of a loss with respect to its input and its variables."""
 
     def __init__(self, loss_of: Callable[[Any], Any], **options: Any) -> None:
         super().__init__(**options)

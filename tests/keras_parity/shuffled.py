@@ -1,7 +1,8 @@
 """Train on shuffled rows of the program's own, as one worker of several or in one process.
 
-Usage: ``python -m tests.keras_parity.shuffled OUT``. Each case goes to ``OUT``, a line of JSON. The model has one
-weight for each row. A step adds the row's sample weight to it, so that the weights say how often each row was used.
+Usage: ``python -m tests.keras_parity.shuffled OUT``. Each result is written to ``OUT``, as a line of JSON. The model
+has one weight for each row. A step adds the row's sample weight to it, so that the weights say how often each row was
+used.
 """
 
 from __future__ import annotations

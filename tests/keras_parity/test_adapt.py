@@ -1,4 +1,4 @@
-"""Preprocessing layers adapt to the rows of all workers, and come to the numbers of one process."""
+"""Preprocessing layers adapt to the rows of all workers, and get the numbers of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training loop of one's own comes to the numbers of one process, and never sees a batch without rows."""
+"""A custom training loop gets the numbers of one process, and never sees a batch without rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW_ROWS = "3/2"
 """Two rows a step: in the second step one of two workers has no row."""
 
 
-def test_a_loop_of_ones_own_comes_to_the_numbers_of_one_process_where_a_worker_lacks_rows(tmp_path: Path) -> None:
+def test_a_custom_loop_gets_the_numbers_of_one_process_if_a_worker_lacks_rows(tmp_path: Path) -> None:
     outs, alone = run(2, "loops", tmp_path, FEW_ROWS)
     first, second, one = ([json.loads(line) for line in out.read_text().splitlines()] for out in (*outs, alone))
     assert [way["name"] for way in one] == [f"{FEW_ROWS} rows, {way}" for way in ("in_a_function", "eagerly")]

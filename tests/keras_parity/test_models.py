@@ -1,4 +1,4 @@
-"""What trains in one process trains on several workers to the same numbers, whatever of Keras it is made of."""
+"""Models that train in one process train on several workers to the same numbers, with all parts of Keras."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = "37"
 FEW_ROWS = "3/2"
 """Two rows a step: in the second step one of two workers has no row."""
 
-# What `make test` trains: each mend, and the programs that met its lack. The rest is slow.
+# The cases of `make test`: one for each patch of Keras, and programs that needed a patch. The others are slow.
 SOME = (
     "global_clipnorm",
     "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
@@ -42,7 +42,7 @@ def assert_near(one: Any, other: Any, near: float, what: str) -> None:
 
 
 class Trained:
-    """What the cases came to on several workers, and in one process."""
+    """The results of the cases on several workers, and in one process."""
 
     def __init__(self, folder: Path, workers: int, *plans: str) -> None:
         outs, alone = run(workers, "train", folder, *plans)
@@ -83,13 +83,13 @@ class Trained:
                 assert_near(first[part][metric], value, alone["near"], f"{part}: {metric}")
 
 
-def test_numbers_are_those_of_one_process(tmp_path: Path) -> None:
+def test_common_models_get_the_numbers_of_one_process(tmp_path: Path) -> None:
     Trained(tmp_path, 2, f"{ROWS}:{','.join(SOME)}", f"{FEW_ROWS}:{','.join(OF_FEW_ROWS)}").check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "few_rows"), [(2, FEW_ROWS), (3, "4/3")])
-def test_every_layer_optimizer_loss_and_metric_comes_to_the_numbers_of_one_process(
+def test_every_layer_optimizer_loss_and_metric_gets_the_numbers_of_one_process(
     tmp_path: Path, workers: int, few_rows: str
 ) -> None:
     Trained(tmp_path, workers, ROWS, few_rows).check()

@@ -1,4 +1,4 @@
-"""What a program does in the strategy's scope, outside of a step, is what it does in one process."""
+"""Calls in the strategy's scope, outside of a step, give the same results as in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def flat(value: Any) -> list[float]:
     return [number for part in value for number in flat(part)] if isinstance(value, list) else [value]
 
 
-def test_what_is_done_outside_of_a_step_has_the_numbers_of_one_process(tmp_path: Path) -> None:
+def test_calls_outside_of_a_step_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     outs, alone = run(2, "outside", tmp_path)
     first, second, one = (read_results(path) for path in (*outs, alone))
     assert first == second

@@ -1,4 +1,4 @@
-"""What a model is made of has to be made in the strategy's scope; what is not is refused before a step."""
+"""All parts of a model must be made in the strategy's scope; others are refused before a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Result
         ("fixed_batch", "input 'mine' must not have a fixed batch size where the model computes with it, got 37 rows"),
     ],
 )
-def test_what_would_train_otherwise_is_refused_by_its_name(
+def test_a_part_that_would_train_differently_is_refused_by_name(
     ran: tuple[list[Results], Results], case: str, told: str
 ) -> None:
     workers, alone = ran
@@ -44,7 +44,7 @@ def test_what_would_train_otherwise_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("case", ["frozen_layer", "reads_numbers", "fixed_batch_that_does_not_matter"])
-def test_what_trains_alike_is_taken(ran: tuple[list[Results], Results], case: str) -> None:
+def test_a_part_that_trains_the_same_is_accepted(ran: tuple[list[Results], Results], case: str) -> None:
     (first, second), alone = ran
     assert "error" not in alone[case]
     assert first[case] == second[case]
@@ -62,7 +62,7 @@ def test_what_trains_alike_is_taken(ran: tuple[list[Results], Results], case: st
         ("text_as_input", "column 'word', which is x, must hold numbers, because the model's input"),
     ],
 )
-def test_text_where_numbers_belong_is_refused_by_its_column(
+def test_text_instead_of_numbers_is_refused_with_its_column(
     ran: tuple[list[Results], Results], case: str, told: str
 ) -> None:
     workers, alone = ran
@@ -71,7 +71,7 @@ def test_text_where_numbers_belong_is_refused_by_its_column(
         assert "StringIndexer" in one[case]["error"]
 
 
-def test_text_that_the_program_makes_numbers_of_is_taken(ran: tuple[list[Results], Results]) -> None:
+def test_text_that_the_program_converts_to_numbers_is_accepted(ran: tuple[list[Results], Results]) -> None:
     (first, second), alone = ran
     assert first["text_made_numbers"] == second["text_made_numbers"]
     np.testing.assert_allclose(
@@ -79,7 +79,7 @@ def test_text_that_the_program_makes_numbers_of_is_taken(ran: tuple[list[Results
     )
 
 
-def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[Results], Results]) -> None:
+def test_a_warning_is_logged_if_each_worker_trains_its_own_model(ran: tuple[list[Results], Results]) -> None:
     workers, alone = ran
     assert alone["nothing_within"]["said"] == []
     for worker in workers:
@@ -87,7 +87,7 @@ def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[R
         assert "made outside of the strategy's scope, so each worker trains its own model" in said
 
 
-def test_a_sum_over_rows_that_cannot_be_made_one_over_all_rows_is_told_of(ran: tuple[list[Results], Results]) -> None:
+def test_a_warning_is_logged_for_a_sum_over_the_rows_of_one_worker(ran: tuple[list[Results], Results]) -> None:
     workers, alone = ran
     assert alone["sums"]["said"] == [[], []]
     for worker in workers:

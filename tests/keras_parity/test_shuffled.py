@@ -1,4 +1,4 @@
-"""Rows that the program shuffles are used once in each pass, by whatever worker."""
+"""Rows that the program shuffles are used once in each pass, by any worker."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def check(case: str, mine: dict[str, Any], alone: dict[str, Any]) -> None:
     if case in OF_WHOLE_BATCHES:
         assert all(step == list(range(step[0], step[0] + len(step))) for step in mine["steps"]), case
     if case == "seeded dataset":
-        assert passes[0] == alone["steps"][:per_pass], case  # in one process Keras skips each second order
+        assert passes[0] == alone["steps"][:per_pass], case  # in one process Keras skips every second order
     if case == "within batches":
         assert passes[0] == passes[1], case
         return
-    # Of the orders of five batches, two passes have the same one in 120 runs, and three in 14,400.
+    # Five batches have 120 orders. Two passes have the same order in one of 120 runs, three in one of 14,400.
     assert any(one != passes[0] for one in passes[1:]), f"{case}: each pass has the same order"
 
 

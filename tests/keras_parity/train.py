@@ -2,7 +2,7 @@
 
 Usage: ``python -m tests.keras_parity.train OUT ROWS[/BATCH][:NAME,NAME…] …``. Without ``BATCH`` a step has all rows,
 without names all cases are trained. With ``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has
-all. What came out goes to ``OUT``, a line of JSON for each case.
+all. The results are written to ``OUT``, one line of JSON per case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfos_nb.runtime.rows.columns import first_lengths
 
 
 class Share:
-    """The rows of a worker: dealt one by one, so that shares differ by a row at most."""
+    """The rows of a worker: they are dealt one by one, so that shares differ by one row at most."""
 
     def __init__(self, columns: dict[str, np.ndarray], worker: int, workers: int, streamed: bool) -> None:
         self.batch = _record_batch({name: column[worker::workers] for name, column in columns.items()})
@@ -39,11 +39,11 @@ class Share:
         self.streamed = streamed
 
     def schema(self) -> FeedSchema:
-        """Return what rows are like."""
+        """Return the schema of the rows."""
         return FeedSchema(1, self.first.schema.serialize().to_pybytes(), first_lengths(self.first))
 
     def next_pass(self, readers: Readers | None = None) -> Pass:
-        """Return the rows; where they are streamed, the shares are known at the end."""
+        """Return the rows; if they are streamed, the shares are known at the end."""
         known: list[Shares] = [] if self.streamed else [self.shares]
 
         def blocks() -> Iterator[pa.RecordBatch]:
@@ -69,7 +69,7 @@ def _record_batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
 
 
 def _by_name(results: dict[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield results by name; Keras 3.12 nests those of metrics where a step of one's own gives their results."""
+    """Yield results by name; Keras 3.12 nests the results of metrics if a custom step returns them."""
     for name, value in results.items():
         if isinstance(value, dict):
             yield from _by_name(value, f"{outer}{name}/")
@@ -87,9 +87,7 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
             model = case.build()
         options = DatasetOptions(batch, case.x, case.y, case.sample_weight)
         dataset = build_dataset(share, options, print, alone=False)
-        if (
-            strategy.num_replicas_in_sync == 1
-        ):  # of an unknown number, Keras counts one step more at the end of each epoch
+        if strategy.num_replicas_in_sync == 1:  # if their number is unknown, Keras counts one step more each epoch
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-share.shares.total // batch)))
         history = model.fit(dataset, epochs=case.epochs, verbose=0, validation_data=dataset, **case.fit).history
         predicted = keras.tree.flatten(model.predict(dataset, verbose=0))

@@ -1,18 +1,18 @@
 """Keras' own tests under the strategy: ``python -m tests.keras_parity.upstream``, or ``make keras-tests``.
 
-The installed Keras brings its tests. Those of what a strategy has a part in (:data:`AREAS`) run in one process, and
-what passes there runs on two workers, with Keras mended as in a node and each test in the strategy's scope. A test's
-``setUp`` clears Keras' session, which must not happen within a scope, so the scope is entered after it.
+The installed Keras includes its tests. Those of areas that a strategy affects (:data:`AREAS`) run in one process. The
+tests that pass there run on two workers, with Keras patched as in a node and each test in the strategy's scope. A
+test's ``setUp`` clears Keras' session, which must not happen within a scope, so the scope is entered after it.
 
-One process of each kind imports TensorFlow and forks the others: a collective that failed leaves its process without
-any, so that the two workers begin anew after each test that did not pass::
+One process of each kind imports TensorFlow and forks the others. After a failed collective a process cannot run
+another one, so the two workers are forked again after each test that did not pass::
 
     this process ── "test 7" ──▶ worker 0 ┐ one runs pytest's item, the other the same
                  ── "test 7" ──▶ worker 1 ┘
-                 ◀── passed, or why not ── both; who does not answer in time is killed
+                 ◀── passed, or why not ── both; a worker that does not answer in time is killed
 
-What came out is written to ``build/keras-tests.json`` as it comes, so that a run that was ended goes on where it was
-(``--anew`` begins from the start). ``--page`` makes ``docs/keras-tests.md`` of it.
+Each result is written to ``build/keras-tests.json`` at once, so that an interrupted run continues where it ended
+(``--anew`` starts from the beginning). ``--page`` writes ``docs/keras-tests.md`` from the results.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PAGE = CHECKOUT / "docs" / "keras-tests.md"
 OUTCOMES = CHECKOUT / "build" / "keras-tests.json"
 AREAS = ("losses", "metrics", "optimizers", "models", "callbacks", "trainers", "layers")
 WORKERS = 2
-_STARTED_WITHIN = 180.0  # seconds: a file is imported, and the workers have found each other
+_STARTED_WITHIN = 180.0  # seconds, in which a file is imported and the workers connect to each other
 _DONE_WITHIN = 300.0
 _WORSE = ("passed", "skipped", "no answer", "failed")
-_OTHER_WITHIN = 30.0  # after one has failed: the other may wait for it in a collective, for ever
+_OTHER_WITHIN = 30.0  # after one has failed: the other one may wait for it in a collective forever
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     (
@@ -100,14 +100,14 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test came to: ``passed``, ``skipped``, ``failed`` or ``no answer``, and the error's last lines."""
+    """Result of a test: ``passed``, ``skipped``, ``failed`` or ``no answer``, and the error's last lines."""
 
     result: str
     why: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether it did."""
+        """Whether the test passed."""
         return self.result == "passed"
 
 
@@ -117,7 +117,7 @@ _mkdtemp = tempfile.mkdtemp
 
 
 class _Runner:
-    """Pytest's plugin: runs the items that it is told to, by number."""
+    """Plugin of pytest that runs items by the numbers it receives."""
 
     def __init__(self, orders: Connection, shared: str) -> None:
         self._orders = orders
@@ -141,18 +141,18 @@ class _Runner:
             self._orders.send(self._unread)
             return True
         tempfile.mkdtemp = self._mkdtemp
-        # Keras' own removes it when this worker is through, and the other may need it yet.
+        # Keras' own method removes the folder once this worker is done, and the other one may still need it.
         TestCase.get_temp_dir = lambda case: self._folder()
         self._orders.send([item.nodeid.partition("::")[2] for item in session.items])
         while (number := self._orders.recv()) is not None:
             self._test, self._folders = number, 0
-            keras.utils.set_random_seed(number)  # both workers are to make the same data
+            keras.utils.set_random_seed(number)  # both workers must make the same data
             reports = runtestprotocol(session.items[number], log=False, nextitem=None)
             self._orders.send(_outcome_of(reports))
         return True
 
     def _mkdtemp(self, *args: Any, **kwargs: Any) -> str:
-        """Return a test's next folder: a path of a test's is one that the workers share, as on a cluster."""
+        """Return a test's next folder, which all workers share, as on a cluster."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals["__name__"] == "tempfile":  # a TemporaryDirectory
             frame = frame.f_back
@@ -177,7 +177,7 @@ def _outcome_of(reports: Sequence[Any]) -> Outcome:
 
 
 def _enter_scopes(strategy: Any) -> None:
-    """Have each test case run in the strategy's scope once its session is cleared."""
+    """Run each test case in the strategy's scope, once its session is cleared."""
     from keras.src.testing import TestCase
 
     clear = TestCase.setUp
@@ -193,7 +193,7 @@ def _enter_scopes(strategy: Any) -> None:
 
 
 def _skip_if_backend(backend: str, reason: str) -> Any:
-    """Be what some of Keras' tests take from its ``conftest``, which does not come with its wheel."""
+    """Replace a function of Keras' ``conftest`` that some tests import; Keras' wheel does not include it."""
     import keras
     import pytest
 
@@ -201,11 +201,11 @@ def _skip_if_backend(backend: str, reason: str) -> Any:
 
 
 def _serve(path: str, config: str, log: str, orders: Connection) -> None:
-    """Be one worker, or without ``config`` a process of its own, that runs the tests of a file."""
+    """Run the tests of a file as one worker, or without ``config`` as a single process."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    folder = Path(log).with_name("workers.files" if config else "alone.files")  # of relative paths
+    folder = Path(log).with_name("workers.files" if config else "alone.files")  # for relative paths
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     if config:
@@ -224,7 +224,7 @@ def _serve(path: str, config: str, log: str, orders: Connection) -> None:
     orders.send(f"pytest: {pytest.main([path, *options], plugins=[runner])!r}")
 
 
-# --- the process that tells them which ---
+# --- the process that gives out the numbers ---
 
 
 class _Workers:
@@ -259,7 +259,7 @@ class _Workers:
         return names
 
     def run(self, number: int) -> list[Outcome]:
-        """Run one test in all processes; return what it came to in each."""
+        """Run one test in all processes; return the result of each."""
         for end in self._ends:
             end.send(number)
         outcomes: dict[int, Outcome] = {}
@@ -276,7 +276,7 @@ class _Workers:
         return [outcomes[index] for index in range(len(self._ends))]
 
     def end(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, even if they are busy."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -284,7 +284,7 @@ class _Workers:
 
 
 def _heard(end: Connection, timeout: float) -> Any:
-    """Return what a process said; a text if it ended, None if it said nothing in time."""
+    """Return a process' message; a text if it ended, None if it sent nothing in time."""
     try:
         return end.recv() if end.poll(timeout) else None
     except EOFError:
@@ -303,7 +303,7 @@ def _running(path: Path, count: int, logs: Path) -> Iterator[_Workers]:
 def outcomes_of(
     path: Path, count: int, logs: Path, only: Sequence[str] | None, done: Collection[str]
 ) -> Iterator[tuple[str, Outcome]]:
-    """Run a file's tests but those that are done, in so many processes; yield the worst outcome of each."""
+    """Run a file's tests, except for those in ``done``, in ``count`` processes; yield the worst outcome of each."""
     left: list[str] | None = None if only is None else [name for name in only if name not in done]
     while left is None or left:
         with _running(path, count, logs) as workers:
@@ -314,10 +314,10 @@ def outcomes_of(
                 outcome = max(workers.run(names.index(name)), key=lambda one: _WORSE.index(one.result))
                 yield name, outcome
                 if outcome.result not in ("passed", "skipped"):
-                    break  # a collective that failed leaves its process without any
+                    break  # after a failed collective a process cannot run another one
 
 
-# --- what came out ---
+# --- results ---
 
 
 def own_tests() -> dict[str, Path]:
@@ -330,12 +330,12 @@ def own_tests() -> dict[str, Path]:
 
 
 class Outcomes:
-    """What came out so far, in a file: a run that was ended goes on with the next test.
+    """The results so far, in a file: an interrupted run continues with the next test.
 
     Parameters
     ----------
     path : pathlib.Path
-        The file, of JSON: by file of tests what each came to in one process (``alone``) and on the workers.
+        The JSON file: for each file of tests the results in one process (``alone``) and on the workers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -343,7 +343,7 @@ class Outcomes:
         self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def forget(self, names: Sequence[str]) -> None:
-        """Have these files run anew."""
+        """Forget the results of these files, so that they run again."""
         for name in names:
             self.found.pop(name, None)
 
@@ -352,7 +352,7 @@ class Outcomes:
         return "unread" in self.found.get(name, {}) or self.found.get(name, {}).get("whole", False)
 
     def look_at(self, name: str, path: Path, logs: Path) -> None:
-        """Run what is left of a file's tests, alone and then on the workers."""
+        """Run the remaining tests of a file, in one process and then on the workers."""
         file = self.found.setdefault(name, {"alone": {}, "together": {}})
         try:
             for kind, count in (("alone", 1), ("together", WORKERS)):
@@ -375,12 +375,12 @@ class Outcomes:
 
 
 def reason_of(name: str, why: str) -> str:
-    """Return the named reason why a test fails on several workers; nothing if there is none."""
+    """Return the named reason why a test fails on several workers; empty if no reason is known."""
     return next((reason for test, error, reason in REASONS if re.search(test, name) and re.search(error, why)), "")
 
 
 def failures(found: dict[str, Any]) -> dict[str, str]:
-    """Return which tests pass in one process only, each with its error."""
+    """Return the tests that pass only in one process, each with its error."""
     return {
         f"{name}::{test}": outcome["why"] or outcome["result"]
         for name, file in found.items()
@@ -406,7 +406,7 @@ Written by `tests/keras_parity/upstream.py` on {day}, with {versions}.
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page of the docs: a table by folder, and why which tests pass in one process only."""
+    """Return the page of the docs: a table by folder, and the tests that pass only in one process, with reasons."""
     found = {name: file for name, file in found.items() if "unread" in file or file.get("whole")}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras"))
     text = _HEAD.format(day=datetime.datetime.now(datetime.timezone.utc).date(), versions=versions)
@@ -441,7 +441,7 @@ def _row(title: str, files: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run the tests, and say what came out."""
+    """Run the tests, and print the results."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.keras_parity.upstream", description=__doc__.split("\n", 1)[0]
     )

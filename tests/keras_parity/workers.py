@@ -1,4 +1,4 @@
-"""Run a program of this folder as all workers of a cluster on loopback, and in one process: both ends."""
+"""Run a program of this folder as all workers of a cluster on loopback, and in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE = 3600.0  # seconds: hundreds of models, each traced for training and e
 
 
 def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[Path], Path]:
-    """Run the program as each of so many workers, and in one process; return the files that they wrote."""
+    """Run the program as each of ``count`` workers, and in one process; return the files that they wrote."""
     outs = [folder / f"out.{index}" for index in range(count)]
     alone = folder / "out.alone"
     processes = []
@@ -37,7 +37,7 @@ def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[P
 
 
 def as_worker() -> tuple[int, int, Any]:
-    """Return this process' number, how many workers there are, and their strategy; Keras is mended as in a node."""
+    """Return this process' number, the number of workers, and their strategy; patch Keras as in a node."""
     import tensorflow as tf
 
     from tfos_nb.runtime.program.setup import patch_keras_fit
@@ -55,7 +55,7 @@ def write_results(out: str, cases: Iterable[tuple[str, Callable[[], dict[str, An
         for name, train in cases:
             try:
                 result = train()
-            except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
+            except Exception as error:  # noqa: BLE001 - the other cases must run too
                 traceback.print_exc()
                 result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
             file.write(json.dumps({"name": name, **result}) + "\n")
@@ -63,5 +63,5 @@ def write_results(out: str, cases: Iterable[tuple[str, Callable[[], dict[str, An
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the results in a file that :func:`write_results` has written, by the names of the cases."""
+    """Return the results in a file of :func:`write_results`, by the names of the cases."""
     return {one.pop("name"): one for one in map(json.loads, path.read_text().splitlines())}

@@ -1,4 +1,4 @@
-"""A client of Spark Connect that applies models in every way. The last line says what it saw.
+"""A client of Spark Connect that applies models in every way. The last line has its results.
 
 ``connect_apply.py URL FOLDER``.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from IPython.core.interactiveshell import InteractiveShell
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 import tfos_nb
 from tfos_nb import KerasEstimator, TFModel, predict, register_udf, tfrecord
@@ -48,7 +48,7 @@ def told(frame: DataFrame, column: str = "prediction") -> list[float]:
 
 
 def in_cells(rows: DataFrame, folder: Path) -> dict[str, Any]:
-    """Go the way of a notebook."""
+    """Apply models as a notebook does, in cells."""
     shell = InteractiveShell.instance()
     shell.user_ns.update(spark=rows.sparkSession, rows=rows)
     cells = [
@@ -62,7 +62,7 @@ def in_cells(rows: DataFrame, folder: Path) -> dict[str, Any]:
 
 
 def main(url: str, where: str) -> None:
-    """Do all of it."""
+    """Run all cases."""
     folder = Path(where)
     spark = SparkSession.builder.remote(url).getOrCreate()
     values = (F.col("id") / 1000).cast("float")

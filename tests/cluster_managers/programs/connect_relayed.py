@@ -1,4 +1,4 @@
-"""A client of Spark Connect that no executor can dial: it trains, fails and stops. The last line says what it saw.
+"""A client of Spark Connect that no executor can dial: it trains, fails and stops. The last line has its results.
 
 ``connect_relayed.py URL FOLDER``.
 """
@@ -18,11 +18,11 @@ from tests.cluster_managers.programs.connect_train import ROWS, exact_passes, id
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.spark.contexts.connect import Connect
 
-NOWHERE = "192.0.2.1"  # an address of documentation's (RFC 5737): nobody has it
+NOWHERE = "192.0.2.1"  # an address for documentation (RFC 5737), which no host has
 
 
 def fail(args: Any, ctx: Any) -> None:
-    """Have one of the nodes fail."""
+    """Fail in one of the nodes."""
     if ctx.task_index == 1:
         raise ValueError("the second one fails")
     while not ctx.should_stop:
@@ -30,7 +30,7 @@ def fail(args: Any, ctx: Any) -> None:
 
 
 def alone(args: Any, ctx: Any) -> int:
-    """Tell which program this is."""
+    """Return the number of this program."""
     return int(ctx.index)
 
 
@@ -41,7 +41,7 @@ def relays() -> int:
 
 
 def refused(spark: SparkSession) -> str:
-    """Ask for as many nodes as there are slots: there is none for what they say."""
+    """Ask for as many nodes as there are slots: no slot is left for the relay."""
     try:
         tfos_nb.launch(idle, spark=spark, workers=4, input_mode="tensorflow")
     except PlanError as error:
@@ -50,7 +50,7 @@ def refused(spark: SparkSession) -> str:
 
 
 def run(spark: SparkSession, folder: str) -> dict[str, Any]:
-    """Return what was seen."""
+    """Return the results."""
     with tfos_nb.launch(write_down, folder, spark=spark, workers=2) as cluster:
         here = relays()
         cluster.train(spark.range(0, ROWS, 1, 8), epochs=2)

@@ -1,4 +1,4 @@
-"""A client of Spark Connect: it trains, is refused, fails, stops and loses an executor. The last line says what it saw.
+"""A client of Spark Connect: it trains, is refused, fails, stops and loses an executor. The last line has its results.
 
 ``connect_train.py URL FOLDER``.
 """
@@ -23,7 +23,7 @@ ROWS = 4000
 
 
 def write_down(args: Any, ctx: Any) -> int:
-    """Write the ids of two passes down; return how many they were."""
+    """Write down the ids of two passes; return their number."""
     seen = []
     for number in range(2):
         ids = [int(i) for batch in ctx.dataset(64, columns=["id"]) for i in batch["id"].numpy()]
@@ -33,14 +33,14 @@ def write_down(args: Any, ctx: Any) -> int:
 
 
 def exact_passes(folder: str) -> list[bool]:
-    """Say of each pass whether what was written down is each id once."""
+    """Return for each pass whether every id was written down once."""
     passes = [sorted(Path(folder).glob(f"{number}-*.json")) for number in range(2)]
     ids = [sorted(one for file in files for one in json.loads(file.read_text())) for files in passes]
     return [one == list(range(ROWS)) for one in ids]
 
 
 def fail(args: Any, ctx: Any) -> None:
-    """Have one of the nodes fail."""
+    """Fail in one of the nodes."""
     if ctx.task_index == 1:
         raise ValueError("the second one fails")
     threading.Event().wait(60)
@@ -53,7 +53,7 @@ def idle(args: Any, ctx: Any) -> None:
 
 
 def wait_once(args: Any, ctx: Any) -> int:
-    """Wait for harm, and return how often it came."""
+    """Wait in the first process of the node; return the number of restarts."""
     if ctx.restarts == 0:
         threading.Event().wait(60)
     return int(ctx.restarts)
@@ -79,7 +79,7 @@ def train(spark: SparkSession, folder: str) -> dict[str, Any]:
 
 
 def failing(spark: SparkSession) -> str:
-    """Say how a cluster ends of which one node fails."""
+    """Return the error of a cluster in which one node fails."""
     try:
         with tfos_nb.launch(fail, spark=spark, workers=2, input_mode="tensorflow") as cluster:
             cluster.wait()
@@ -89,14 +89,14 @@ def failing(spark: SparkSession) -> str:
 
 
 def stopped(spark: SparkSession) -> str:
-    """Say what becomes of a cluster that is stopped."""
+    """Return the state of a cluster that was stopped."""
     cluster = tfos_nb.launch(idle, spark=spark, workers=2, input_mode="tensorflow")
     cluster.stop()
     return str(cluster.state.value)
 
 
 def losing(spark: SparkSession) -> list[int]:
-    """Kill an executor under two nodes; return how often each started again."""
+    """Kill an executor under two nodes; return how often each was started again."""
     application = spark.conf.get("spark.app.id")
     with tfos_nb.launch(wait_once, spark=spark, workers=2, restarts=1, input_mode="tensorflow") as cluster:
         lines = {one: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])}
@@ -107,7 +107,7 @@ def losing(spark: SparkSession) -> list[int]:
 
 
 def main(url: str, folder: str) -> None:
-    """Do all of it."""
+    """Run all cases."""
     spark = SparkSession.builder.remote(url).getOrCreate()
     found: dict[str, Any] = {"active": active_session() is spark, "slots": slots_total(spark, at_least=4)}
     found["trained"] = train(spark, folder)

@@ -1,4 +1,4 @@
-"""How many tasks the session that was submitted runs at once; the last line says it."""
+"""Print as the last line how many tasks the submitted session runs at once."""
 
 from __future__ import annotations
 

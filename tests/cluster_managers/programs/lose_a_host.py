@@ -1,4 +1,4 @@
-"""A training that somebody does harm, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS [OPTIONS]``.
+"""A training that loses a host in a test, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS [OPTIONS]``.
 
 The options are those of ``launch``, in JSON, and ``program``, one of :mod:`tests.faults`.
 """
@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from tests import faults
 from tfos_nb import launch, spark_session
 
-cloudpickle.register_pickle_by_value(faults)  # the executors have no tests
+cloudpickle.register_pickle_by_value(faults)  # the executors do not have the tests
 
 if __name__ == "__main__":
     root, epochs = sys.argv[1], int(sys.argv[2])

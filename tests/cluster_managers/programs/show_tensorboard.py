@@ -1,6 +1,6 @@
 """A program whose TensorBoard is looked at while it runs and afterwards. ``show_tensorboard.py LOGS FOLDER``.
 
-It says in FOLDER/cluster which cluster it is, and ends when FOLDER/end is there.
+It writes the cluster's id to FOLDER/cluster, and ends once FOLDER/end exists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A training whose slow feed task Spark runs a second time while the first still sends. ``speculate.py ROOT CHANGES``.
 
-The first attempt at partition 0 reads slowly, so Spark starts a second one on another host. With ``CHANGES`` of 1 that
-one reads its rows in the opposite order.
+The first attempt at partition 0 reads slowly, so Spark starts a second one on another host. If ``CHANGES`` is 1, that
+attempt reads its rows in the opposite order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pyspark import TaskContext, cloudpickle
 from tests import faults
 from tfos_nb import launch, spark_session
 
-cloudpickle.register_pickle_by_value(faults)  # the executors have no tests
+cloudpickle.register_pickle_by_value(faults)  # the executors do not have the tests
 
 ROWS = 80_000
 
 
 def slowly(batches: Iterator[Any], root: str, changes: bool) -> Iterator[Any]:
-    """Yield the rows; the first attempt at partition 0 goes slowly once Spark has let some of them through."""
+    """Yield the rows; the first attempt at partition 0 becomes slow after some batches."""
     context = TaskContext.get()
     assert context is not None
     if context.partitionId() == 0:

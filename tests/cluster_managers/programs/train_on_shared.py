@@ -1,4 +1,4 @@
-"""All of it on a shared file system: rows, records, checkpoints, logs, models. ``train_on_shared.py ROOT``."""
+"""Keep everything on a shared file system: rows, records, checkpoints, logs, models. ``train_on_shared.py ROOT``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fit(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
         model.compile(keras.optimizers.SGD(0.1), "mse")
     epochs = len(model.fit(ctx.dataset(32, x="x", y="y"), epochs=args["epochs"], verbose=0).epoch)
     saved = {"checkpoint": ctx.checkpoint(model, epoch=epochs), "model": ctx.save(model)}
-    ctx.save(model)  # over the one that is there, which HDFS allows only to those that ask for it
+    ctx.save(model)  # overwrites the first one, which HDFS allows only on request
     export_saved_model(model, ctx.absolute_path("export"), ctx.is_chief)
     return {**saved, "python": sys.executable, "tfos_nb": tfos_nb.__file__, "folder": os.getcwd()}
 
@@ -41,9 +41,12 @@ def read(args: dict[str, Any], ctx: Any) -> dict[str, list[int]]:
 
 
 def run(root: str) -> dict[str, Any]:
-    """Return what came of it."""
+    """Return the results."""
     spark = spark_session()
-    for name, value in (("enabled", "true"), ("fallback.enabled", "false")):  # or it is done without, and slowly
+    for name, value in (
+        ("enabled", "true"),
+        ("fallback.enabled", "false"),
+    ):  # otherwise Spark works without Arrow, slowly
         spark.conf.set(f"spark.sql.execution.arrow.pyspark.{name}", value)
     ids = spark.createDataFrame(pd.DataFrame({"id": range(ROWS)}), "id long").repartition(4)
     made = ids.selectExpr("id", "array(float(id % 7) / 7, float(id % 5) / 5) as x", "float(id % 7) / 7 as y")

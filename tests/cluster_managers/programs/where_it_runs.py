@@ -1,4 +1,4 @@
-"""Where a node's Python and its TensorFlow are, and whether they train: ``where_it_runs.py MODEL_DIR``."""
+"""Print where a node's Python and its TensorFlow are, and whether they train: ``where_it_runs.py MODEL_DIR``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeding from streams: one micro-batch after the other, every way to stop, and a restart in which no row is lost."""
+"""Feeding from streams: one micro-batch after another, every way to stop, and a restart that loses no row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 40  # in each file of the stream
 def add_up(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     """Count the rows of a stream and add their ids up, on two workers; the chief saves after each batch.
 
-    With ``die_before_saving`` or ``die_after_saving`` the process is gone at that batch, as by the OOM killer.
+    With ``die_before_saving`` or ``die_after_saving`` the process dies at that batch, as if by the OOM killer.
     """
     import os
     import signal
@@ -70,9 +70,9 @@ def test_a_restart_from_both_checkpoints_loses_no_row_and_repeats_none(spark: Sp
         return result
 
     with pytest.raises(errors.NodeFailed, match="SIGKILL"):
-        run(die_after_saving=1)  # the state has batch 1, Spark has not
+        run(die_after_saving=1)  # the saved state includes batch 1, Spark's checkpoint does not
     with pytest.raises(errors.NodeFailed, match="SIGKILL"):
-        run(die_before_saving=3)  # neither has batch 3
+        run(die_before_saving=3)  # neither includes batch 3
     ended = run()
     assert ended["given"] == [3, 4]
     count = 5 * ROWS
@@ -90,7 +90,7 @@ def after_zero(args: Any, ctx: Any) -> list[int]:
 
 
 def until(args: Any, ctx: Any) -> list[Any]:
-    """Go through several streams, one call of train after the other, and tell what each batch held."""
+    """Read several streams, one call of train after another; return what each batch held."""
     told: list[Any] = []
     rows = ctx.dataset(1000)
     while not ctx.should_stop:
@@ -106,7 +106,7 @@ def until(args: Any, ctx: Any) -> list[Any]:
     return told
 
 
-def test_a_stream_ends_from_outside_by_main_and_by_stop_and_never_by_an_error(spark: SparkSession) -> None:
+def test_a_stream_can_be_ended_by_main_by_its_query_and_by_stop(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load().select("value")
     cluster = launch(until, {"enough": 3, "streams": 10}, workers=2, spark=spark, name="stopping")
     try:
@@ -131,7 +131,7 @@ def test_a_stream_ends_from_outside_by_main_and_by_stop_and_never_by_an_error(sp
 
 
 def stop_when_fed(spark: SparkSession, cluster: Any, stop: Any = None) -> None:
-    """Wait until another batch has reached the nodes; stop the query, or what is given."""
+    """Wait until another batch has reached the nodes; then call ``stop``, by default stop all queries."""
     before = cluster.logs().count("batch ")
     with cluster._changed:
         assert cluster._changed.wait_for(lambda: cluster.logs().count("batch ") > before, 60)
@@ -180,7 +180,7 @@ def compute_on_a_batch(args: Any, ctx: Any) -> bool:
     return False
 
 
-def test_main_hears_of_an_interrupt_while_it_computes_on_a_batch(spark: SparkSession) -> None:
+def test_main_learns_of_an_interrupt_while_it_computes_on_a_batch(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load().select("value")
     cluster = launch(compute_on_a_batch, spark=spark, workers=1, name="interrupted", grace=60)
     interrupt_when(lambda: "computes" in cluster.logs())

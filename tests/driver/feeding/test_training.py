@@ -1,4 +1,4 @@
-"""Training on a DataFrame's rows: every row once a pass, on real executors, and what is trained is right."""
+"""Training on a DataFrame's rows on real executors: every row once a pass, and correct weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
@@ -22,7 +22,7 @@ ROWS, WIDTH, BATCH = 512, 8, 32
 
 
 def seen_ids(args: dict[str, Any], ctx: Any) -> list[list[int]]:
-    """Go through as many passes as are asked for, and tell the ids of each."""
+    """Read the requested number of passes; return the ids of each."""
     passes = []
     for _ in range(args["passes"]):
         ids: list[int] = []
@@ -38,7 +38,7 @@ def every_row_once(results: dict[str, list[list[int]]], rows: int) -> bool:
 
 
 def fit_and_tell(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Keras 3's own fit on several machines; tells the batches of ids that this worker trained on, and the weights."""
+    """Train with Keras 3's fit on several workers; return this worker's batches of ids, and the weights."""
     import keras
     import tensorflow as tf
 
@@ -127,7 +127,7 @@ def count_rows_of_all(args: Any, ctx: Any) -> dict[str, Any]:
     return {"spec": ctx.cluster_spec, "rows": int(total)}
 
 
-def test_workers_on_hosts_of_ipv6_find_each_other_and_are_fed(
+def test_workers_on_ipv6_hosts_connect_to_each_other_and_are_fed(
     spark: SparkSession, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not socket.has_dualstack_ipv6():
@@ -198,13 +198,13 @@ def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> 
     assert "Spark will read them again" in cluster.logs()
 
 
-def test_one_row_for_three_workers_hangs_nobody(spark: SparkSession) -> None:
+def test_one_row_for_three_workers_does_not_hang(spark: SparkSession) -> None:
     with launch(seen_ids, {"passes": 2}, workers=3, spark=spark) as cluster:
         cluster.train(spark.range(1), epochs=2)
     assert every_row_once(cluster.results(), 1)
 
 
-def test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding(spark: SparkSession) -> None:
+def test_if_nodes_hold_every_slot_their_tasks_leave_slots_for_feeding(spark: SparkSession) -> None:
     with launch(seen_ids, {"passes": 1}, workers=4, spark=spark) as cluster:
         cluster.train(spark.range(400))
     assert every_row_once(cluster.results(), 400)
@@ -229,7 +229,7 @@ def test_a_main_that_returns_early_ends_the_feed(spark: SparkSession, caplog: py
 def never_reading(args: Any, ctx: Any) -> None: ...
 
 
-def test_a_main_that_never_reads_its_feed_is_told_of(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_main_that_never_reads_its_feed_is_reported(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     with launch(never_reading, workers=1, spark=spark, name="deaf") as cluster:
         cluster.train(spark.range(10), epochs=2)
     assert f"cluster deaf: every main has returned, and {UNREAD}" in caplog.text
@@ -329,7 +329,7 @@ def test_a_worker_without_a_row_takes_part_in_every_step(spark: SparkSession, co
 
 
 def adapt_and_tell(args: Any, ctx: Any) -> dict[str, Any]:
-    """Adapt a layer of numbers and one of words to the rows of the feed, each by a pass."""
+    """Adapt a layer for numbers and a layer for words to the feed's rows, one pass each."""
     import keras
 
     with ctx.strategy().scope():
@@ -368,8 +368,8 @@ def fit_lengths(args: Any, ctx: Any) -> int:
     return int(model.optimizer.iterations.numpy())
 
 
-def test_rows_that_become_large_halt_no_nodes_that_wait_for_each_other(spark: SparkSession) -> None:
-    """One is full, and waits for the other, whose rows lie behind more of its own than it has memory for."""
+def test_rows_that_become_large_do_not_deadlock_nodes_that_wait_for_each_other(spark: SparkSession) -> None:
+    """One node's memory is full, and it waits for the other one, whose rows come after more than fit in memory."""
     text = F.expr("if(id < 15000, 'y', repeat('x', 100000))").alias("text")
     frame = spark.range(0, 16400, 1, 1).select("id", text)
     with launch(fit_lengths, workers=2, spark=spark, buffer_bytes=16 << 20, feed_timeout=60) as cluster:
@@ -387,7 +387,7 @@ def slowly(args: Any, ctx: Any) -> int:
     return rows
 
 
-def test_a_wait_with_a_timeout_keeps_it_while_another_thread_feeds(spark: SparkSession) -> None:
+def test_wait_keeps_its_timeout_while_another_thread_feeds(spark: SparkSession) -> None:
     cluster = launch(slowly, workers=1, spark=spark, buffer_bytes=100)
     feeding = threading.Thread(target=lambda: _quietly(lambda: cluster.train(spark.range(100_000))))
     feeding.start()
@@ -424,7 +424,7 @@ def place_of_models(args: Any, ctx: Any) -> str:
     return str(ctx.absolute_path("model.keras"))
 
 
-def test_a_relative_model_dir_is_meant_from_where_the_driver_is(
+def test_a_relative_model_dir_is_relative_to_the_drivers_directory(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

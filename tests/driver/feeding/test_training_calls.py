@@ -1,4 +1,4 @@
-"""In which order the calls of ``train`` are delivered when nodes are lost at awkward moments."""
+"""Order in which the calls of ``train`` are delivered when nodes are lost meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
 
 @dataclass
 class Told:
-    """A call of ``train`` that writes down what is asked of it, and where ``upset`` says so, is broken off."""
+    """A call of ``train`` that notes its method calls; those in ``upset`` run a function and are interrupted."""
 
     epochs: int = 2
     before: int = 0
@@ -99,7 +99,7 @@ def deliver(cluster: Cluster, call: Told) -> None:
     TrainingCalls(ClusterOutcome("c", cluster.controller), cluster.controller).train(cast(Call, call))
 
 
-def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordinated: Cluster) -> None:
+def test_a_worker_replaced_during_a_restart_is_fed_with_the_new_generation(coordinated: Cluster) -> None:
     def lose_the_ps() -> None:
         assert lose(coordinated, "ps:0")
         come_again(coordinated, *NODES)
@@ -117,8 +117,8 @@ def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordina
     assert coordinated.controller.replaced == {}
 
 
-def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> None:
-    """Until then a cancelled task that still lives is to hear that they are over."""
+def test_feeds_continue_once_the_replacement_takes_rows(coordinated: Cluster) -> None:
+    """Before that, a cancelled task that still runs must be told that the feed is over."""
     taken: list[bool] = []
 
     class Watched(Told):
@@ -135,7 +135,7 @@ def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> No
     assert taken == [True]
 
 
-def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> None:
+def test_only_the_replaced_worker_is_fed_again(coordinated: Cluster) -> None:
     def lose_a_worker() -> None:
         assert not lose(coordinated, "worker:1")
         come_again(coordinated, "worker:1")
@@ -146,8 +146,8 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 
 
 @pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
-def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
-    """Where nodes may start again, those of the last calls are known: a state that a node tells of is behind."""
+def test_ledgers_are_closed_once_no_restart_can_need_them(coordinated: Cluster, restarts: int, kept: int) -> None:
+    """With restarts left, the ledgers of the last calls stay open: a node may continue from an older state."""
     coordinated.controller.membership.restarts_left = restarts
     training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
     controller: FeedController = coordinated.controller.feeds
@@ -175,8 +175,8 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
         assert controller.asked(ClaimRows(broken_off.number, 0, 0, 10)).ends, "and one that is under way has its answer"
 
 
-def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:
-    """With the last restart: the call has returned from delivering, and does not know of it yet."""
+def test_rows_are_kept_for_a_restart_at_the_end_of_the_last_pass(coordinated: Cluster) -> None:
+    """It is the last restart, and the call has delivered its rows before it notices the restart."""
     coordinated.controller.membership.restarts_left = 1
     call = Told()
     training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
@@ -190,7 +190,7 @@ def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordi
 
 
 @pytest.mark.parametrize("other", [FeedFrom("worker:0", 0), FeedFrom("worker:0", 1, "00000001-0001-000003")])
-def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Cluster, other: FeedFrom) -> None:
+def test_nodes_that_continue_from_different_states_are_fed_nothing(coordinated: Cluster, other: FeedFrom) -> None:
     def lose_the_ps() -> None:
         assert lose(coordinated, "ps:0")
         come_again(coordinated, *NODES)
@@ -203,7 +203,7 @@ def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Clu
     assert call.asked == ["deliver from 0", "begin anew", "validation"]
 
 
-def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinated: Cluster) -> None:
+def test_a_late_report_of_a_different_state_ends_the_feed(coordinated: Cluster) -> None:
     feeds = coordinated.controller.feeds
     feed = feeds.begin(1, False, 1, 1)
     feeds.wants_from(FeedFrom("worker:0", 1))

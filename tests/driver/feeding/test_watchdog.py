@@ -1,4 +1,4 @@
-"""When rows wait in vain, and when the nodes that leave them are only slow."""
+"""The feed watchdog: it gives up nodes that do nothing, and waits for nodes that are only slow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT = 10.0
 
 
 class Nodes:
-    """What a standstill asks of a controller and of a feed, and the clock."""
+    """A fake controller, feed and clock for the watchdog."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 def stood(
     nodes: Nodes, seconds: int, cores: float = 0.0, spike: float = 0.0, **changes: int
 ) -> tuple[float | None, float]:
-    """Let seconds pass; return after how many it was for good, and for how long no row has moved."""
+    """Let seconds pass; return when the watchdog gave up, if it did, and for how long no row has moved."""
     standstill: Any = FeedWatchdog(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
     quiet = 0.0
     for second in range(1, seconds + 1):
@@ -70,40 +70,40 @@ def test_nodes_that_do_nothing_are_given_up_after_the_timeout(nodes: Nodes) -> N
 
 
 @pytest.mark.parametrize("moves", ["moved", "rows"])
-def test_a_feed_that_moves_is_none(nodes: Nodes, moves: str) -> None:
+def test_a_feed_whose_rows_move_is_not_given_up(nodes: Nodes, moves: str) -> None:
     assert stood(nodes, 100, **{moves: 1}) == (None, 0)
 
 
-def test_where_no_rows_wait_there_is_none(nodes: Nodes) -> None:
+def test_a_feed_without_waiting_rows_is_not_given_up(nodes: Nodes) -> None:
     nodes.full = ()
     assert stood(nodes, 100) == (None, 0)
 
 
-def test_nodes_that_report_are_waited_for_and_rows_have_not_moved(nodes: Nodes) -> None:
+def test_the_feed_waits_for_nodes_that_report_but_take_no_rows(nodes: Nodes) -> None:
     assert stood(nodes, 100, reports=1) == (None, 100)
 
 
-def test_nodes_that_compute_are_waited_for_and_it_is_said_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_feed_waits_for_nodes_that_compute_and_logs_it_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     assert stood(nodes, 100, cores=0.3) == (None, 100)
     assert caplog.messages == [
         "worker:0 took no row for 10 s, in epoch 1; the feed keeps waiting, because the nodes compute"
     ]
 
 
-def test_nodes_that_save_are_waited_for(nodes: Nodes) -> None:
+def test_the_feed_waits_for_nodes_that_save(nodes: Nodes) -> None:
     nodes.saving = True
     assert stood(nodes, 100) == (None, 100)
 
 
-def test_a_moment_of_work_is_none(nodes: Nodes) -> None:
+def test_a_short_moment_of_work_does_not_prevent_the_timeout(nodes: Nodes) -> None:
     assert stood(nodes, 100, cores=0.1, spike=1.5) == (TIMEOUT + 1, TIMEOUT + 1)
 
 
-# --- no slot for the tasks that bring the rows
+# --- no slot for the feeding tasks
 
 
 class Spark:
-    """What a feed without a slot asks of Spark, of its controller, of its job and of the feed; and the clock."""
+    """A fake Spark, controller, job, feed and clock for a feed without a slot."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -145,7 +145,7 @@ def waited(spark: Spark, seconds: int, **changes: int) -> str:
     return ""
 
 
-def test_where_nodes_hold_all_slots_one_is_wanted_and_in_the_end_it_is_said_once(
+def test_if_nodes_hold_all_slots_one_is_requested_and_a_warning_is_logged_once(
     spark_of: Spark, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert waited(spark_of, 30) == ""
@@ -154,7 +154,7 @@ def test_where_nodes_hold_all_slots_one_is_wanted_and_in_the_end_it_is_said_once
     assert caplog.messages == [f"{said} run: 2 of 'nodes'"]
 
 
-def test_what_others_run_comes_to_its_end_by_itself(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_slot_is_requested_while_other_jobs_hold_slots(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
     spark_of.found = SlotCounts(0, 2, 2, (Busy("nodes", 1, 1, 0), Busy("a query", 1, 1, 0)))
     assert waited(spark_of, 30) == ""
     assert spark_of.wanted == 0
@@ -164,7 +164,7 @@ def test_what_others_run_comes_to_its_end_by_itself(spark_of: Spark, caplog: pyt
 @pytest.mark.parametrize(
     "room", [SlotCounts(1, 2, 2, ()), SlotCounts(0, 3, 2, ()), None], ids=["runs", "free", "unknown"]
 )
-def test_what_runs_or_can_run_is_waited_for(
+def test_no_slot_is_requested_if_tasks_run_or_can_run_or_nothing_is_known(
     spark_of: Spark, room: SlotCounts | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark_of.found = room
@@ -172,12 +172,12 @@ def test_what_runs_or_can_run_is_waited_for(
     assert (spark_of.wanted, caplog.messages) == (0, [])
 
 
-def test_while_rows_move_nobody_is_asked(spark_of: Spark) -> None:
+def test_spark_is_not_asked_while_rows_move(spark_of: Spark) -> None:
     assert waited(spark_of, 30, moved=1) == ""
     assert spark_of.asked <= 1
 
 
-def test_without_any_executor_the_timeout_counts(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_feed_without_any_executor_fails_after_the_timeout(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
     spark_of.found = SlotCounts(0, 0, 0, ())
     told = waited(spark_of, 30)
     assert told.startswith("the rows of epoch 2 waited 10 s for Spark, which has no executor any more")

@@ -1,1 +1,1 @@
-"""When a training counts as hanging, and which node is said to be behind."""
+"""Detection of trainings that hang, and of the nodes that are behind."""

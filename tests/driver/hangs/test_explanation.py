@@ -1,4 +1,4 @@
-"""Why nothing moves, from what the nodes have reported."""
+"""Explanation of a hang, from the nodes' stacks and reports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_node_that_the_others_wait_for_is_named(taken: StacksTaken, text: str)
     assert [one.waits for one in findings] == [True, True, False]
 
 
-def test_nodes_that_all_wait_in_tensorflow_are_shown_with_what_they_have_reported() -> None:
+def test_nodes_that_all_wait_in_tensorflow_are_shown_with_their_last_reports() -> None:
     pool = (f"{PYTHON}/multiprocessing/pool.py", 774, "get")
     devices = (f"{PACKAGES}/tensorflow/python/distribute/cross_device_ops.py", 1208, "_all_reduce_per_replica_values")
     first = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=stacks(EXECUTE, USERS))
@@ -64,7 +64,7 @@ def test_nodes_that_all_wait_in_tensorflow_are_shown_with_what_they_have_reporte
     assert told.endswith("Last reported: worker:0 step 6 of epoch 1, worker:1 step 7 of epoch 1")
 
 
-def test_a_node_that_computes_is_behind_and_one_without_rows_is_waited_for() -> None:
+def test_a_node_that_computes_is_behind_and_one_that_waits_for_rows_is_named() -> None:
     waits = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
     computes = Situation("worker:1", cpu_percent=180.0, stacks=stacks(EXECUTE, USERS))
     waits_for_rows = Situation("worker:1", waits_for_rows=True, cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))

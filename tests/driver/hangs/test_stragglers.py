@@ -1,4 +1,4 @@
-"""Which workers are slow, by how long each waits for the others."""
+"""Detection of slow workers, by how long each worker waits for the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfos_nb.runtime.node.stacks import HostFigures, StacksTaken
 
 
 class Training:
-    """Workers whose own parts of a step are these seconds; the steps wait for the slowest one."""
+    """Workers with given seconds for their own part of a step; every step waits for the slowest one."""
 
     def __init__(self) -> None:
         self.stragglers = Stragglers()
@@ -31,7 +31,7 @@ class Training:
         return found
 
 
-def test_the_worker_for_which_the_others_wait_is_slow_until_it_is_as_fast_as_they() -> None:
+def test_a_worker_for_which_the_others_wait_is_slow_until_it_is_as_fast_as_they_are() -> None:
     training, alike = Training(), {"chief:0": 0.2, "worker:0": 0.25, "worker:1": 0.22}
     assert training.run(50, alike) == ()
     assert training.run(15, {**alike, "worker:1": 1.0}) == (), "for 20 steps"
@@ -41,7 +41,7 @@ def test_the_worker_for_which_the_others_wait_is_slow_until_it_is_as_fast_as_the
     assert training.run(10, alike) == ()
 
 
-def test_nothing_is_compared_before_all_have_come() -> None:
+def test_nothing_is_compared_before_the_first_reports() -> None:
     stragglers = Stragglers()
     assert [stragglers.take({}) for _ in range(3)] == [()] * 3
 
@@ -53,12 +53,12 @@ def test_one_long_step_makes_no_worker_slow() -> None:
         assert training.run(1, {**alike, "worker:0": 20.0}) == (), "the chief saves"
 
 
-def test_what_the_network_takes_is_nobodys() -> None:
+def test_time_in_the_network_makes_no_worker_slow() -> None:
     assert Training().run(100, {"worker:0": 0.10, "worker:1": 0.12}, network=1.0) == ()
     assert Training().run(100, {"worker:0": 0.1, "worker:1": 0.3}, network=1.0) == (), "a sixth of the step"
 
 
-def test_a_worker_that_started_again_is_compared_anew() -> None:
+def test_a_worker_that_restarted_is_compared_from_the_start() -> None:
     training, slow = Training(), {"worker:0": 0.2, "worker:1": 1.0}
     assert training.run(30, slow)
     training.steps, training.waited = 3, {}
@@ -73,12 +73,12 @@ def test_workers_that_are_alike_are_not_slow(own: list[float], network: float) -
 
 
 @given(st.lists(st.floats(0.1, 0.2), min_size=1, max_size=9), st.floats(0.8, 5.0))
-def test_the_one_that_is_much_slower_is_found_among_any_number(own: list[float], slow: float) -> None:
+def test_a_much_slower_worker_is_found_among_any_number(own: list[float], slow: float) -> None:
     workers = {f"worker:{index}": one for index, one in enumerate(own)}
     assert [one.node for one in Training().run(80, {**workers, "chief:0": slow})] == ["chief:0"]
 
 
-def test_it_is_told_what_it_does_and_what_its_host_does() -> None:
+def test_the_text_says_what_the_slow_worker_and_its_host_do() -> None:
     found = Straggler("worker:1", 0.9, 0.3)
     assert say_slow(found, []) == "is slow: its own part of a step is 90%, that of the others 30%"
     text = 'Thread (main) 0x01 (most recent call first):\n  File "/home/ann/train.py", line 7 in augment'

@@ -1,4 +1,4 @@
-"""When a training counts as hanging, and when no more."""
+"""The hang watch: when a training counts as hanging, and when it continues."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def look(watch: HangWatch, seconds: range) -> None:
         watch.look(float(second))
 
 
-def test_a_process_that_was_stopped_is_told_of_once_and_soon(
+def test_a_stopped_process_is_reported_once_and_soon(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     look(watch, range(1, 31))
@@ -109,7 +109,7 @@ def test_a_process_that_was_stopped_is_told_of_once_and_soon(
     assert not nodes.written[-1]
 
 
-def test_slow_steps_are_given_the_time_of_five(
+def test_a_training_with_slow_steps_gets_the_time_of_five_steps(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -123,7 +123,7 @@ def test_slow_steps_are_given_the_time_of_five(
     assert len(caplog.records) == 1
 
 
-def test_nodes_of_which_nothing_is_expected_do_not_hang(
+def test_nodes_without_expected_progress_do_not_hang(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.steps = None
@@ -131,7 +131,7 @@ def test_nodes_of_which_nothing_is_expected_do_not_hang(
     assert not caplog.records
 
 
-def test_nothing_is_told_of_nodes_that_move_while_they_are_asked(
+def test_nodes_that_move_while_they_are_asked_are_not_reported(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.moves_when_asked = True
@@ -139,7 +139,7 @@ def test_nothing_is_told_of_nodes_that_move_while_they_are_asked(
     assert not [record for record in caplog.records if "no step" in record.getMessage()]
 
 
-def test_nodes_that_all_compute_are_left_alone(
+def test_nodes_that_all_compute_are_not_reported(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.compiles = True
@@ -154,7 +154,7 @@ def test_nodes_that_all_compute_are_left_alone(
     assert len(caplog.records) == 1, "a cluster that ends does not go on"
 
 
-def test_ten_seconds_without_a_step_are_told_of(
+def test_ten_seconds_without_a_step_are_reported(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.letter = "S"
@@ -164,9 +164,7 @@ def test_ten_seconds_without_a_step_are_told_of(
     assert "no step for 10 s: worker:1 is behind: it did not answer" in caplog.text
 
 
-def test_a_wait_for_a_node_whose_main_has_returned_is_ended_once_it_is_seen_twice(
-    nodes: Nodes, watch: HangWatch
-) -> None:
+def test_a_wait_for_a_node_whose_main_has_returned_is_ended_once_seen_twice(nodes: Nodes, watch: HangWatch) -> None:
     nodes.letter, nodes.is_alone, nodes.returned = "S", True, ["worker:1"]
     look(watch, range(1, 12))
     assert len(nodes.written) == 1
@@ -177,7 +175,7 @@ def test_a_wait_for_a_node_whose_main_has_returned_is_ended_once_it_is_seen_twic
     assert cause.startswith("waits in TensorFlow for the other nodes, and main of worker:1 has returned")
 
 
-def test_a_wait_without_end_is_found_sooner_than_another_one_of_slow_steps(
+def test_an_endless_wait_is_found_before_the_time_of_five_slow_steps(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.letter, nodes.returned = "S", ["worker:1"]
@@ -189,7 +187,7 @@ def test_a_wait_without_end_is_found_sooner_than_another_one_of_slow_steps(
     assert len(nodes.failed) == 1
 
 
-def test_a_wait_without_end_is_found_after_something_else_was_told(nodes: Nodes, watch: HangWatch) -> None:
+def test_an_endless_wait_is_found_after_another_report(nodes: Nodes, watch: HangWatch) -> None:
     nodes.letter, nodes.returned = "S", ["worker:1"]
     look(watch, range(1, 16))
     assert len(nodes.written) == 1
@@ -208,7 +206,7 @@ def test_a_node_that_moves_between_two_looks_is_not_ended(nodes: Nodes, watch: H
     assert not nodes.failed
 
 
-def test_a_slow_worker_is_told_of_once_and_again_when_it_is_as_fast_as_the_others(
+def test_a_slow_worker_is_reported_once_and_again_when_it_is_fast(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waited = 0.0

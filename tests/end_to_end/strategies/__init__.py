@@ -1,4 +1,4 @@
-"""Each of TensorFlow's strategies on a cluster: in step, with parameter servers, beside an evaluator.
+"""Each of TensorFlow's strategies on a cluster: synchronous, with parameter servers, and with an evaluator.
 
-What is trained comes out right, and every row counts once a pass.
+The trained weights are correct, and every row counts once a pass.
 """

@@ -1,4 +1,4 @@
-"""What the tests of strategies ask of a node."""
+"""Helpers that the tests of strategies run in a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfos_nb import errors
 
 
 def refusal(build: Callable[[], Any]) -> str:
-    """What tfos_nb says against it."""
+    """Return the error message with which tfos_nb refuses a call."""
     try:
         build()
     except errors.TfosError as refused:

@@ -1,4 +1,4 @@
-"""Parameter servers and a coordinator: every row once a pass, from Spark and from elsewhere, and what is trained."""
+"""Parameter servers and a coordinator: every row once a pass, from Spark or other sources, and correct weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frame(spark: SparkSession) -> DataFrame:
 
 
 def train_a_line(args: dict[str, Any], ctx: Any) -> Any:
-    """A loop of one's own: variables on the ps, steps on the workers, rows from Spark; one main for all roles."""
+    """Train in a custom loop: variables on the ps, steps on the workers, rows from Spark, one main for all roles."""
     if not ctx.is_chief:
         return ctx.serve()
     import tensorflow as tf
@@ -89,11 +89,11 @@ def own_data(ctx: Any) -> dict[str, Any]:
 
 
 def keras_fit(ctx: Any, rows: Any) -> dict[str, Any]:
-    """Keras' own fit under ParameterServerStrategy: what tf_keras can, and Keras 3 cannot."""
+    """Keras' own fit under ParameterServerStrategy, which tf_keras supports and Keras 3 does not."""
     import tf_keras
 
     tf_keras.utils.set_random_seed(1)
-    first = tf_keras.initializers.GlorotUniform(seed=1)  # 2.16 to 2.18 draw none on Python 3.12
+    first = tf_keras.initializers.GlorotUniform(seed=1)  # 2.16 to 2.18 cannot draw a seed on Python 3.12
     with ctx.strategy().scope():
         dense = tf_keras.layers.Dense(1, use_bias=False, kernel_initializer=first, input_shape=(WIDTH,))
         model = tf_keras.Sequential([dense])
@@ -139,11 +139,11 @@ def test_a_coordinators_steps_see_every_row_once_a_pass_and_learn(line: Cluster)
     assert "/job:ps/" in result["on"]
     np.testing.assert_allclose(result["weights"], TRUTH, atol=0.05)
     assert {node.node for node in line.snapshot().nodes if node.rows} == {"worker:0", "worker:1"}
-    assert len(line.history["loss"]) == 3 + 4 * HAS_TF_KERAS  # those of tf_keras' fit come by itself
+    assert len(line.history["loss"]) == 3 + 4 * HAS_TF_KERAS  # tf_keras' fit reports its epochs itself
     assert "AutoGraph" not in line.logs(), "it would warn of what it cannot read"
 
 
-def test_workers_may_have_data_of_their_own(line: Cluster) -> None:
+def test_workers_may_make_their_own_data(line: Cluster) -> None:
     own = line.result()["own"]
     assert own["total"] == 2 * sum(range(100))
     assert own["seen"] == sorted([*range(100), *range(100)])
@@ -168,7 +168,9 @@ def test_tf_keras_fits_on_the_workers_own_data(line: Cluster) -> None:
         ("column", "no column 'nmae' in the rows that are fed: they have id, x, y, name; did you mean 'name'?"),
     ],
 )
-def test_what_would_hang_or_fail_beside_parameter_servers_is_refused(line: Cluster, what: str, message: str) -> None:
+def test_calls_that_would_hang_or_fail_with_parameter_servers_are_refused(
+    line: Cluster, what: str, message: str
+) -> None:
     assert message in line.result()["refused"][what]
 
 
@@ -179,15 +181,15 @@ def fit_on_fed_rows(args: Any, ctx: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_tf_keras_fits_on_fed_rows_and_parameter_servers_on_the_driver_take_no_slot(
+def test_tf_keras_fits_on_fed_rows_with_parameter_servers_on_the_driver(
     spark: SparkSession, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TFOS_SERVER_HOST", "localhost")  # a name, where Spark has an address
+    monkeypatch.setenv("TFOS_SERVER_HOST", "localhost")  # a name, while Spark uses an address
     with launch(fit_on_fed_rows, workers=2, ps=1, spark=spark, driver_ps_nodes=True) as cluster:
         assert sum(stage.tasks for stage in slots_busy(spark)) == 3
         cluster.train(frame, epochs=2)
     fitted = cluster.result()
-    assert [address.partition(":")[0] for address in fitted["at"]] == ["localhost"]  # as the executors know it
+    assert [address.partition(":")[0] for address in fitted["at"]] == ["localhost"]  # the name that the executors use
     assert len(cluster.history["loss"]) == 4
     assert fitted["loss"][-1] < fitted["loss"][0] / 10
     np.testing.assert_allclose(fitted["weights"], TRUTH, atol=0.1)
@@ -227,7 +229,7 @@ def fail_on_a_null(args: Any, ctx: Any) -> Any:
     return [int(n) for n in rows.steps(lambda batch: batch["value"][0])]
 
 
-def test_a_row_that_a_worker_cannot_take_is_named_by_its_column(spark: SparkSession) -> None:
+def test_an_invalid_row_of_a_worker_is_reported_with_its_column(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(i if i != 70 else None,) for i in range(100)], "value long")
     with pytest.raises(errors.TfosError, match="column 'value' has a null") as caught:
         with launch(fail_on_a_null, workers=1, ps=1, spark=spark) as cluster:
@@ -244,14 +246,14 @@ def forget_to_serve(args: Any, ctx: Any) -> Any:
 def test_a_parameter_server_that_returns_without_a_server_is_named(spark: SparkSession) -> None:
     with pytest.raises(errors.NodeFailed, match="ps:0 .*its main has returned and left no TensorFlow server"):
         with launch(forget_to_serve, workers=1, ps=1, spark=spark, input_mode="tensorflow"):
-            pass  # it may be told by then, or when the block is left
+            pass  # the failure is raised here or when the block is left
 
 
 def between_graph_only(args: Any, ctx: Any) -> list[str]:
     return [refusal(ctx.coordinator), refusal(lambda: ctx.strategy("sync")), refusal(lambda: ctx.mesh(batch=3))]
 
 
-def test_without_a_chief_nobody_coordinates(spark: SparkSession) -> None:
+def test_without_a_chief_a_coordinator_is_refused(spark: SparkSession) -> None:
     with launch(between_graph_only, workers=1, ps=1, chief=False, spark=spark, input_mode="tensorflow") as cluster:
         pass
     coordinator, sync, _ = cluster.result()

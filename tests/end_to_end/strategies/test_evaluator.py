@@ -1,4 +1,4 @@
-"""An evaluator beside the training: it reads the checkpoints that come, ends after it, and may be allowed to fail."""
+"""An evaluator beside the training: it reads new checkpoints, ends after the training, and may be allowed to fail."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sidecar_evaluates(ctx: Any, x: Any, y: Any) -> list[float]:
 
 
 def trains(ctx: Any, x: Any, y: Any) -> float:
-    """Write a checkpoint each epoch; go on when the evaluator has seen the first."""
+    """Write a checkpoint each epoch; continue once the evaluator has seen the first one."""
     import keras
 
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
@@ -69,7 +69,7 @@ def trains(ctx: Any, x: Any, y: Any) -> float:
 
 
 def evaluates(ctx: Any, x: Any, y: Any) -> list[dict[str, Any]]:
-    """Evaluate each checkpoint while the training goes on."""
+    """Evaluate each checkpoint while the training continues."""
     import keras
 
     ctx.strategy()
@@ -94,20 +94,20 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Clu
     return cluster
 
 
-def test_an_evaluator_reads_checkpoints_while_training_goes_on_and_the_last_after_it(judged: Cluster) -> None:
+def test_an_evaluator_reads_checkpoints_during_the_training_and_the_last_one_after_it(judged: Cluster) -> None:
     paths = [found["path"] for found in judged.results()["evaluator:0"]["ours"]]
     assert paths[0] == "epoch-00.keras"
     assert paths[-1] == f"epoch-{EPOCHS - 1:02}.keras"
     assert paths == sorted(set(paths))
-    assert {node.status.value for node in judged.snapshot().nodes} == {"DONE"}  # it may fail, and did not
+    assert {node.status.value for node in judged.snapshot().nodes} == {"DONE"}  # it was allowed to fail, and did not
 
 
-def test_the_newest_checkpoint_is_evaluated_to_the_trainings_own_loss(judged: Cluster) -> None:
+def test_the_loss_of_the_newest_checkpoint_equals_that_of_the_training(judged: Cluster) -> None:
     last = judged.results()["evaluator:0"]["ours"][-1]
     assert last["loss"] == pytest.approx(judged.result()["ours"], rel=1e-4)
 
 
-def test_the_sidecar_evaluator_of_tf_keras_comes_to_the_trainings_own_loss(judged: Cluster) -> None:
+def test_the_loss_of_tf_keras_sidecar_evaluator_equals_that_of_the_training(judged: Cluster) -> None:
     *_, last = judged.results()["evaluator:0"]["sidecar"]
     assert last == pytest.approx(judged.result()["sidecar"], rel=1e-4)
 
@@ -122,7 +122,7 @@ def failing_beside(args: Any, ctx: Any) -> str:
 
 
 @pytest.mark.parametrize("how", ["raised", "killed"])
-def test_an_evaluator_that_may_fail_is_reported_and_training_goes_on(spark: SparkSession, how: str) -> None:
+def test_an_evaluator_that_may_fail_is_reported_and_training_continues(spark: SparkSession, how: str) -> None:
     options = {"evaluator": True, "evaluator_may_fail": True}
     with launch(failing_beside, how, workers=1, spark=spark, **options) as cluster:
         state = lambda: {node.node: node.status.value for node in cluster.snapshot().nodes}
@@ -135,7 +135,7 @@ def test_an_evaluator_that_may_fail_is_reported_and_training_goes_on(spark: Spar
     assert ("no such metric" if how == "raised" else "SIGKILL") in cluster.logs("evaluator:0")
 
 
-def test_an_evaluator_that_fails_ends_the_cluster_unless_it_may(spark: SparkSession) -> None:
+def test_an_evaluator_that_fails_fails_the_cluster_unless_it_may_fail(spark: SparkSession) -> None:
     with pytest.raises(errors.NodeFailed, match="^evaluator:0 .*no such metric") as caught:
         with launch(failing_beside, "raised", workers=1, evaluator=True, spark=spark) as cluster:
             cluster.train(spark.range(50))
@@ -148,7 +148,7 @@ def never_through(args: Any, ctx: Any) -> str:
     return "trained"
 
 
-def test_an_evaluator_without_an_end_is_not_waited_for_beyond_the_grace(spark: SparkSession) -> None:
+def test_an_evaluator_that_never_ends_is_not_waited_for_beyond_the_grace_period(spark: SparkSession) -> None:
     how = {"input_mode": "tensorflow", "grace": 1.0}
     with launch(never_through, workers=1, evaluator=True, spark=spark, **how) as cluster:
         pass

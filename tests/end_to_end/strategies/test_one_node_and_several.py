@@ -1,4 +1,4 @@
-"""Synchronous training on several workers and on one node's parts, models that span nodes, and TensorFlow 1."""
+"""Synchronous training on several workers and on one node's devices, models that span nodes, and TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_tf_keras_and_a_loop_train_in_step_on_every_row(spark: SparkSession, fra
 
 
 def within_a_node(args: Any, ctx: Any) -> dict[str, Any]:
-    """MirroredStrategy over two parts of the CPU, with Keras 3's fit."""
+    """MirroredStrategy over two logical CPU devices, with Keras 3's fit."""
     import keras
     import tensorflow as tf
 
@@ -165,7 +165,7 @@ def test_the_layers_of_a_model_lie_on_different_nodes(spark: SparkSession) -> No
 
 
 def over_a_mesh(args: Any, ctx: Any) -> dict[str, Any]:
-    """DTensor: one global batch cut along the mesh, the weights on all of it."""
+    """DTensor: one global batch is split along the mesh, and the weights are replicated."""
     import tensorflow as tf
 
     dtensor = tf.experimental.dtensor
@@ -254,7 +254,7 @@ def test_sessions_and_graphs_train_on_fed_rows(spark: SparkSession, frame: DataF
     assert set(results) == {"worker:0", "worker:1"}
     if ends_first is None:
         assert sorted(i for result in results.values() for i in result["ids"]) == sorted(3 * list(range(ROWS)))
-    else:  # the other one gets on alone, to its last row
+    else:  # the other one continues alone to its last row
         first, last = results[f"worker:{ends_first}"]["ids"], results[f"worker:{1 - ends_first}"]["ids"]
         assert len(first) == 30
         assert sorted(last) == sorted(3 * list(set(last)))
@@ -275,7 +275,7 @@ def whereabouts(args: Any, ctx: Any) -> list[Any]:
     return [ctx.cluster_name, ctx.cluster_spec, [int(i) for batch in ctx.dataset(4) for i in batch["id"]]]
 
 
-def test_several_clusters_live_at_once_and_one_after_another(spark: SparkSession) -> None:
+def test_several_clusters_run_at_once_and_one_after_another(spark: SparkSession) -> None:
     with launch(whereabouts, workers=1, name="first", spark=spark) as first:
         with launch(whereabouts, workers=1, name="second", spark=spark) as second:
             second.train(spark.range(10))

@@ -1,4 +1,4 @@
-"""Keras programs under ``ctx.strategy()`` on two workers, as they are written for one process."""
+"""Keras programs written for one process, under ``ctx.strategy()`` on two workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("best.keras", "w{epoch:02d}.weights.h5", "m{epoch:02d}.keras", "full.h5
 
 
 def train(args: Any, ctx: Any) -> dict[str, Any]:
-    """Make the datasets before the strategy, and have each kind of checkpoint at one path for all workers."""
+    """Make the datasets before the strategy, and write each kind of checkpoint to one path for all workers."""
     rows = ctx.dataset(32, x="x", y="y")
     validation = ctx.validation(32, x="x", y="y")
     import keras
@@ -37,7 +37,9 @@ def train(args: Any, ctx: Any) -> dict[str, Any]:
     return {"losses": history["val_loss"], "same": all(same)}
 
 
-def test_datasets_before_the_strategy_and_checkpoints_at_one_path(spark: SparkSession, tmp_path: Path) -> None:
+def test_datasets_made_before_the_strategy_and_checkpoints_at_one_path_work(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     keras = pytest.importorskip("keras")
     x = np.random.default_rng(7).normal(size=(400, 3)).astype("float32")
     rows = [(row.tolist(), float(row.sum())) for row in x]
@@ -53,5 +55,5 @@ def test_datasets_before_the_strategy_and_checkpoints_at_one_path(spark: SparkSe
     assert names == sorted(["best.keras", "full.h5", *numbered])
     for path in tmp_path.glob("*.keras"):
         assert zipfile.ZipFile(path).testzip() is None
-        # Keras' .h5 takes the optimizer out of what the model's next .keras is compiled with.
+        # Saving .h5 removes the optimizer from the configuration that the next .keras file is compiled with.
         keras.models.load_model(path, compile=False)
