@@ -211,7 +211,7 @@ class MembershipMachine(RuleBasedStateMachine):
     @rule(place=NODES, kind=st.sampled_from([Serving, Coordinating, Following]))
     def main_reports_its_role(self, place: int, kind: Any) -> None:
         one = self.node(place)
-        if one.started:
+        if one.is_up:
             self.send(one, kind(str(one.node)))
 
     @rule(place=NODES, waits=st.booleans())
