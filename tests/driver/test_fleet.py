@@ -40,7 +40,7 @@ from tfos_nb.runtime.feed import messages
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
 from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
-from tfos_nb.widgets.words.trouble import trouble_first
+from tfos_nb.widgets.words.problems import problem_first
 
 NODES, SECONDS = 100, 30.0
 SCHEMA = pa.schema([("x", pa.float32())]).serialize().to_pybytes()
@@ -276,9 +276,9 @@ def test_no_node_is_called_silent_if_it_sends_every_heartbeat(nodes: int) -> Non
 def test_a_node_among_thousands_is_silent_after_a_missed_heartbeat() -> None:
     nodes = [NodeState(f"worker:{number}", NodeStatus.TRAINING, heartbeat_age=5.5) for number in range(5000)]
     nodes[7] = replace(nodes[7], heartbeat_age=8.0)
-    found = trouble_first(tuple(nodes))
+    found = problem_first(tuple(nodes))
     assert [(node.node, wrong) for node, wrong in found if wrong] == [("worker:7", "silent")]
-    assert trouble_first(tuple(nodes[:2]))[0][1] == "silent"
+    assert problem_first(tuple(nodes[:2]))[0][1] == "silent"
 
 
 # --- memory ---------------------------------------------------------------------------------------

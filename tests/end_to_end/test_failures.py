@@ -540,7 +540,7 @@ SPARK_ENDS = """
     import os, signal
     from tfos_nb import launch, spark_session
     from tfos_nb.errors import FeedFailed
-    from tfos_nb.widgets.words.trouble import aside
+    from tfos_nb.widgets.words.problems import aside
 
     def main(args, ctx):
         import threading

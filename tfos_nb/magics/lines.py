@@ -21,7 +21,7 @@ from tfos_nb.magics.cell_work import CellWork
 from tfos_nb.magics.clusters import RunningCluster, clusters_of, pick, say_stopped
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.diagnosis.preflight import preflight
-from tfos_nb.magics.diagnosis.sparks import session_settings
+from tfos_nb.magics.diagnosis.spark_checks import session_settings
 from tfos_nb.magics.options import parse_options
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host

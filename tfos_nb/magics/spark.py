@@ -13,7 +13,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.magics import parsers
 from tfos_nb.magics.clusters import clusters_of
 from tfos_nb.magics.defaults import Defaults
-from tfos_nb.magics.diagnosis import checks, sparks
+from tfos_nb.magics.diagnosis import checks, spark_checks
 from tfos_nb.magics.diagnosis.doctor import Check, examine
 from tfos_nb.magics.diagnosis.report import Finding, show_findings
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server
@@ -66,7 +66,7 @@ class SparkLines(Magics):
             spark = spark_session(asked.get("slots"), app_name=asked.get("name", "tfos_nb"), conf=conf)
         more = [Finding("variable", "ok", self._name(spark))] if self._name(spark) else []
         title = "Spark was started" if started else "Spark runs"
-        show_findings(title, [*sparks.describe_session(spark, host, self._defaults.proxy_url), *more])
+        show_findings(title, [*spark_checks.describe_session(spark, host, self._defaults.proxy_url), *more])
         if self._defaults.prewarm:
             prewarm.begin(spark)
 
@@ -89,11 +89,15 @@ class SparkLines(Magics):
             Check("server extension", lambda: checks.look_at_server(parent_server())),
             Check("sparkmonitor", partial(self._look_at_sparkmonitor, host), 10.0),
             Check("variables", checks.look_at_variables),
-            Check("Spark", partial(sparks.look_at_spark, host, self._defaults.proxy_url), sparks.PROBE_SECONDS + 20.0),
+            Check(
+                "Spark",
+                partial(spark_checks.look_at_spark, host, self._defaults.proxy_url),
+                spark_checks.PROBE_SECONDS + 20.0,
+            ),
         ]
 
     def _look_at_sparkmonitor(self, host: Host) -> list[Finding]:
-        return checks.look_at_sparkmonitor(self._shell, host, sparks.session_settings())
+        return checks.look_at_sparkmonitor(self._shell, host, spark_checks.session_settings())
 
     def _name(self, spark: Any) -> str:
         """Store the session in the variable ``spark`` and return that name; return '' if it has another value."""

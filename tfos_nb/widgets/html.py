@@ -20,7 +20,7 @@ from tfos_nb.truncate import clip, clip_lines, clip_telling
 from tfos_nb.widgets.charts.static import render_charts, render_epochs
 from tfos_nb.widgets.html_table import bar, curve, render_table
 from tfos_nb.widgets.words import facts, wording
-from tfos_nb.widgets.words.trouble import aside, headline, own_line, trouble_first
+from tfos_nb.widgets.words.problems import aside, headline, own_line, problem_first
 
 __all__ = ["render_html", "render_section"]
 
@@ -70,7 +70,7 @@ def render_html(
     str
         HTML in which every text from outside is escaped.
     """
-    judged = trouble_first(state.nodes)
+    judged = problem_first(state.nodes)
     parts = [
         _head(state, links),
         _say(state, judged),

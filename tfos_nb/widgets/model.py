@@ -19,7 +19,7 @@ from tfos_nb.state.log_buffer import brief_line
 from tfos_nb.truncate import clip, clip_lines, size
 from tfos_nb.widgets.words import facts, wording
 from tfos_nb.widgets.words.curves import quantise, span
-from tfos_nb.widgets.words.trouble import NO_NUMBER, aside, headline, own_line, trouble_first
+from tfos_nb.widgets.words.problems import NO_NUMBER, aside, headline, own_line, problem_first
 
 __all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "key_of", "page_model"]
 
@@ -79,7 +79,7 @@ def page_model(
     dict
         A dictionary of values that JSON can represent.
     """
-    judged = trouble_first(state.nodes)
+    judged = problem_first(state.nodes)
     wrong = {node.node: word for node, word in judged}
     shown = [node for node, _ in judged[:IN_DETAIL]] if len(state.nodes) > FEW_NODES else list(state.nodes)
     model = _head(state, wording.time_left(state, left), stoppable)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.widgets.words import facts, terminal, wording
-from tfos_nb.widgets.words.trouble import headline, trouble_first
+from tfos_nb.widgets.words.problems import headline, problem_first
 
 __all__ = ["WIDTH", "render_text"]
 
@@ -110,7 +110,7 @@ def render_text(
     lines = [*_wrapped(_title(state, left), width), *_wrapped(wording.sentence(state), width)]
     columns = _fitting(_columns(state), width)
     many = len(state.nodes) > FEW_NODES and not every_node
-    judged = trouble_first(state.nodes)
+    judged = problem_first(state.nodes)
     wrong = {node.node: said for node, said in judged}
     shown = [node for node, _ in judged[:SHOWN_OF_MANY]] if many else list(state.nodes)
     if shown:

@@ -17,7 +17,7 @@ from tests.conftest import RunScript
 from tests.jupyter_server import TOKEN, a_server  # noqa: F401 - a fixture
 from tests.magics.conftest import DEADLINE
 from tfos_nb.errors import PlanError
-from tfos_nb.magics.diagnosis import checks, sparks
+from tfos_nb.magics.diagnosis import checks, spark_checks
 from tfos_nb.magics.diagnosis.doctor import Check, examine
 from tfos_nb.magics.diagnosis.report import Finding, render_findings_html, render_findings_text
 from tfos_nb.magics.diagnosis.server import ask_server
@@ -165,7 +165,7 @@ def test_the_spark_that_will_be_used_is_reported(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    found = sparks._look_for_spark()
+    found = spark_checks._look_for_spark()
     assert found.state == state
     assert told in found.told
     assert "secret" not in repr(found)
@@ -325,7 +325,7 @@ def test_the_doctor_reports_and_starts_no_spark(run: Any, monkeypatch: pytest.Mo
 
 
 def test_executors_packages_and_their_connection_to_the_driver_are_reported(spark: SparkSession) -> None:
-    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    found = {finding.what: finding for finding in spark_checks.look_at_spark(JUPYTER)}
     assert {what: one.state for what, one in found.items()} == {
         "Spark": "ok",
         "slots": "ok",
@@ -340,14 +340,14 @@ def test_executors_packages_and_their_connection_to_the_driver_are_reported(spar
 
 
 def test_a_port_that_executors_cannot_reach_is_reported(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sparks._addresses
+    real = spark_checks._addresses
 
     def elsewhere(session: SparkSession | None) -> tuple[str, str, range]:
         _, bind, ports = real(session)
         return "127.0.0.2", bind, ports  # nothing listens there
 
-    monkeypatch.setattr(sparks, "_addresses", elsewhere)
-    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    monkeypatch.setattr(spark_checks, "_addresses", elsewhere)
+    found = {finding.what: finding for finding in spark_checks.look_at_spark(JUPYTER)}
     assert found["driver's port"].state == "missing"
     assert "TFOS_SERVER_HOST" in found["driver's port"].remedy
 
@@ -356,14 +356,14 @@ def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(200) as (url, _):
         monkeypatch.setenv("TFOS_SERVER_PORT", url.rpartition(":")[2].strip("/"))
         monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
-        found = sparks._look_at_door(None)
+        found = spark_checks._look_at_door(None)
     assert found.state == "missing"
     assert "cannot listen on 127.0.0.1" in found.told
 
 
 def test_a_package_missing_on_an_executor_is_named(spark: SparkSession, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sparks, "_NODE_NEEDS", ("tfos_nb", "no_such_module_here"))
-    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    monkeypatch.setattr(spark_checks, "_NODE_NEEDS", ("tfos_nb", "no_such_module_here"))
+    found = {finding.what: finding for finding in spark_checks.look_at_spark(JUPYTER)}
     assert found["executors' Python"].state == "missing"
     assert found["executors' Python"].told.endswith("has no no_such_module_here")
 

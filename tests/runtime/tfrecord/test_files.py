@@ -24,7 +24,7 @@ from tfos_nb.runtime.tfrecord.files import (
     plain,
 )
 from tfos_nb.runtime.tfrecord.framing import frame
-from tfos_nb.runtime.tfrecord.look import Look, look, partition_types
+from tfos_nb.runtime.tfrecord.inspection import Look, look, partition_types
 from tfos_nb.runtime.tfrecord.plan import ask, plan
 from tfos_nb.runtime.tfrecord.schema import fields_of, record_type_of
 

@@ -14,8 +14,8 @@ from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
 from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
     is_synchronous,
-    keeper_of_states,
     replica_of_step,
+    replica_that_keeps_states,
     sum_over_replicas,
     whole_value,
 )
@@ -245,7 +245,7 @@ def _predicts_together(model: Any) -> bool:
 
     context = tf.distribute.get_replica_context()
     of_predict = context is not None and context.strategy is model.distribute_strategy
-    return of_predict and keeper_of_states() is None and not vars(model).get(OWN_BATCH)
+    return of_predict and replica_that_keeps_states() is None and not vars(model).get(OWN_BATCH)
 
 
 class _Predicting(Replica):

@@ -108,7 +108,7 @@ class OneWriter:
         except BaseException as error:
             self._writer.tell(Notice(named, FAILED, why=f"{type(error).__name__}: {error}"))
             raise
-        self._writer.tell(Notice(named, WRITTEN, _seat(place), _mark(place)))
+        self._writer.tell(Notice(named, WRITTEN, _file_id(place), _mark(place)))
 
     def _save_for_others(self, path: str, write: Write) -> None:
         place = _local_place(path)
@@ -132,7 +132,7 @@ class OneWriter:
         """Return whether this host's path is the chief's file, waiting for a shared directory to show it."""
         above = os.path.dirname(place)
         until = time.monotonic() + (0 if above in self._unshared else _SHOWS)
-        while notice.seat != _seat(place):
+        while notice.file_id != _file_id(place):
             latest = self._reader.latest(notice.path)
             if latest is None or _is_the_same(_mark(place), latest.mark):
                 return True
@@ -145,7 +145,7 @@ class OneWriter:
         above = os.path.dirname(place)
         if above not in self._unshared:
             self._unshared.add(above)
-            logger.info("%s on %s is not the directory of the chief's host %s", above, _host(), notice.seat[:1])
+            logger.info("%s on %s is not the directory of the chief's host %s", above, _host(), notice.file_id[:1])
         try:
             _copy_whole(scratch, place)
         except OSError as error:
@@ -175,8 +175,8 @@ def _host() -> str:
     return socket.gethostname()
 
 
-def _seat(place: str) -> list[Any]:
-    """Return host, device and inode of a path's directory. Paths with the same seat and name are the same file."""
+def _file_id(place: str) -> list[Any]:
+    """Return host, device and inode of a path's directory. Paths with the same file_id and name are the same file."""
     if not place:
         return []
     try:

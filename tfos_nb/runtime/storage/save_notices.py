@@ -44,7 +44,7 @@ class Notice:
         Normalized path that the program gave.
     what : {"begun", "written", "failed"}
         State of the save.
-    seat : list
+    file_id : list
         The chief's host, and device and inode of the file's directory there.
     mark : list of int
         Size of the file in bytes, and its modification time in nanoseconds.
@@ -54,7 +54,7 @@ class Notice:
 
     path: str
     what: str
-    seat: list[Any] = field(default_factory=list)
+    file_id: list[Any] = field(default_factory=list)
     mark: list[int] = field(default_factory=list)
     why: str = ""
 

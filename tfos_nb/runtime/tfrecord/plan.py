@@ -9,7 +9,7 @@ from typing import Any
 from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.tfrecord.fields import Field, RecordType
 from tfos_nb.runtime.tfrecord.files import DataFile, Opener
-from tfos_nb.runtime.tfrecord.look import look, partition_types
+from tfos_nb.runtime.tfrecord.inspection import look, partition_types
 from tfos_nb.runtime.tfrecord.reading import Reading
 from tfos_nb.runtime.tfrecord.schema import fields_of, record_type_of, type_name, with_lengths
 

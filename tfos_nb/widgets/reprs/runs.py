@@ -15,7 +15,7 @@ from tfos_nb.widgets.charts.static import render_charts, render_epochs
 from tfos_nb.widgets.html import render_section
 from tfos_nb.widgets.words import facts, terminal, wording
 from tfos_nb.widgets.words import runs as words
-from tfos_nb.widgets.words.trouble import headline
+from tfos_nb.widgets.words.problems import headline
 
 __all__ = ["run_bundle", "runs_bundle"]
 

@@ -18,7 +18,7 @@ from tfos_nb.state.training_curve import chart_names
 from tfos_nb.truncate import clip, clip_lines, size
 from tfos_nb.widgets.words import runs as words
 from tfos_nb.widgets.words import wording
-from tfos_nb.widgets.words.trouble import headline
+from tfos_nb.widgets.words.problems import headline
 
 __all__ = ["BUDGET", "FIELDS", "MOST_COMPARED", "MOST_RUNS", "answer", "page_model"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tfos_nb.errors import counted
 from tfos_nb.state.cluster_state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
-from tfos_nb.widgets.words.trouble import NO_NUMBER, headline, trouble_first
+from tfos_nb.widgets.words.problems import NO_NUMBER, headline, problem_first
 
 __all__ = [
     "LONGEST",
@@ -170,7 +170,7 @@ def node_word(node: NodeState) -> str:
 
 
 def wrong_word(node: NodeState, wrong: str) -> str:
-    """Return the problem from :func:`trouble_first`; for a silent node with the time since its last heartbeat."""
+    """Return the problem from :func:`problem_first`; for a silent node with the time since its last heartbeat."""
     if wrong == "silent" and node.heartbeat_age is not None:
         return f"silent {duration(node.heartbeat_age)}"
     return wrong
@@ -268,7 +268,7 @@ def _say_running(state: ClusterState, counting: bool) -> str:
     waiting = [node for node in trainers if node.status is NodeStatus.FEEDING]
     done = [node for node in trainers if node.status is NodeStatus.DONE]
     gone = [node for node in state.nodes if node.status in (NodeStatus.FAILED, NodeStatus.LOST)]
-    troubled = [(node, wrong) for node, wrong in trouble_first(state.nodes) if wrong]
+    troubled = [(node, wrong) for node, wrong in problem_first(state.nodes) if wrong]
     parts = []
     if training:
         total = progress(state)

@@ -27,8 +27,8 @@ from tfos_nb.runtime.keras.replicas.reductions import is_of_rows, targets_of_all
 from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
     is_synchronous,
-    keeper_of_states,
     replica_of_step,
+    replica_that_keeps_states,
     sum_over_replicas,
 )
 from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
@@ -236,7 +236,7 @@ def _own_copies(context: Any) -> Iterator[None]:
     """Use this replica's own copies of variables within the block, without combining replicas."""
     from tensorflow.python.distribute import distribute_lib
 
-    replica = keeper_of_states()
+    replica = replica_that_keeps_states()
     _thread.replica = context._replica_id
     if replica is not None:
         replica.applying = True

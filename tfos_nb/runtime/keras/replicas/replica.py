@@ -39,11 +39,11 @@ __all__ = [
     "as_one_process",
     "current",
     "is_synchronous",
-    "keeper_of_states",
     "of_each_replica",
     "of_gradient",
     "replica_of_own_loop",
     "replica_of_step",
+    "replica_that_keeps_states",
     "sent_as",
     "sum_over_replicas",
     "whole_value",
@@ -554,7 +554,7 @@ def replica_of_own_loop() -> Replica | None:
     return current.keeper if current.replica is None else None
 
 
-def keeper_of_states() -> Replica | None:
+def replica_that_keeps_states() -> Replica | None:
     """Return the replica that keeps the layers' states in this thread's step, whether of Keras or of the program."""
     return current.keeper
 

@@ -11,7 +11,7 @@ from tfos_nb.errors import SPARK_ENDED
 from tfos_nb.runtime.control.reports import silent_after
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
-__all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
+__all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "problem_first"]
 
 SLOW_BELOW = 0.6
 """A node is slow if its rows per second are below this fraction of the median of the nodes of its role."""
@@ -27,13 +27,13 @@ _CELL = re.compile(r"Cell In\[(\d+)\]$")
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/tfos_nb/")
 
 
-def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
+def problem_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
     """Return the nodes, the most important one first, each with its problem or an empty text.
 
     A problem is ``"silent"``, ``"stuck"``, :data:`NO_NUMBER` or ``"slow"``.
     """
     medians, silent = _medians(nodes), silent_after(len(nodes))
-    judged = [(node, _trouble(node, medians.get(_role(node)), silent)) for node in nodes]
+    judged = [(node, _problem(node, medians.get(_role(node)), silent)) for node in nodes]
 
     def urgency(pair: tuple[NodeState, str]) -> tuple[int, int, int]:
         node, wrong = pair
@@ -43,7 +43,7 @@ def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
     return sorted(judged, key=urgency)
 
 
-def _trouble(node: NodeState, median: float | None, silent: float) -> str:
+def _problem(node: NodeState, median: float | None, silent: float) -> str:
     if node.status.ended:
         return ""
     if node.heartbeat_age is not None and node.heartbeat_age > silent:
