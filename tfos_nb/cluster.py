@@ -782,7 +782,7 @@ class Cluster(Rich):
         ValueError
             If the cluster has no such node.
         """
-        nodes = [str(known) for known in self.plan.nodes if known.role.must_return]
+        nodes = [str(known) for known in self.plan.finishing_nodes]
         if node:
             self._node_named(node)
         return chart_data(self.history.points(node), metric=metric, by=by, node=node, nodes=nodes)

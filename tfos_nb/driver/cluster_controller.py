@@ -279,7 +279,7 @@ class ClusterController:
 
     def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
         """Write into a node's log, once, that its loss became NaN, and another node's loss to compare."""
-        if not figures.lost_its_loss():
+        if not figures.loss_became_nan():
             return
         report = figures.report
         at = f" in epoch {report.epoch}" if report.epoch else f" at step {report.step}" if report.step else ""
@@ -399,10 +399,9 @@ class ClusterController:
     def stacks(self, timeout: float, nodes: Collection[str] | None = None) -> dict[str, StacksTaken]:
         """Ask the nodes that run for their stacks, all nodes or these; return what has come within ``timeout`` s."""
         with self.changed:
-            members = (
-                self.membership.members if nodes is None else {name: self.membership.members[name] for name in nodes}
-            )
-            asked = {name for name, one in members.items() if one.up and one.stream in self._links}
+            members = self.membership.members
+            wanted = members.keys() if nodes is None else nodes
+            asked = {name for name in wanted if members[name].up and members[name].stream in self._links}
             self._stacks_asked += 1
             number, self._stacks = self._stacks_asked, {}
             self.send(AskStacks(number), asked)
@@ -655,7 +654,7 @@ class ClusterController:
         """Show why the others wait for these nodes in each step, and write it into their logs; for others, no more."""
         with self.changed:
             for name, figures in self._figures.items():
-                if figures.wait_for(texts.get(name, "")):
+                if figures.show_slow(texts.get(name, "")):
                     self._log.add(name, (f"tfos_nb: this node {figures.slow}",))
             self.changed.notify_all()
 
@@ -667,9 +666,9 @@ class ClusterController:
         shown = [one for one in findings if not one.waits] or findings
         with self.changed:
             for figures in self._figures.values():
-                figures.find("")
+                figures.show_finding("")
             for one in shown:
-                self._figures[one.node].find(one.text)
+                self._figures[one.node].show_finding(one.text)
             for one in findings:
                 self._log.add(one.node, (f"tfos_nb: nothing moves: this node {one.text}",))
             self.changed.notify_all()

@@ -89,19 +89,19 @@ class NodeFigures:
         self.heard_at = min(now, self.heard_at + late)
         return now - self.heard_at
 
-    def lost_its_loss(self) -> bool:
-        """Return, once, whether its loss is NaN."""
+    def loss_became_nan(self) -> bool:
+        """Return whether its loss is NaN; true once only."""
         if self.told_of_nan or not math.isnan(self.metrics.get("loss", 0.0)):
             return False
         self.told_of_nan = True
         return True
 
-    def find(self, finding: str) -> None:
-        """Note what it does while nothing moves; empty if the others do not wait for it, or if all move."""
+    def show_finding(self, finding: str) -> None:
+        """Show what it does while nothing moves; with an empty text, nothing."""
         self.finding = finding
 
-    def wait_for(self, why: str) -> bool:
-        """Note why the others wait for it in each step, empty if they do not; return whether that is new."""
+    def show_slow(self, why: str) -> bool:
+        """Show why the others wait for it in each step, empty if they do not; return whether this is new."""
         before, self.slow = self.slow, why
         return bool(why) and not before
 

@@ -175,7 +175,8 @@ def log(
         writer.write(record)
     except (OSError, load_mlflow().MlflowException) as error:
         why = without_password(str(error).partition("\n")[0])
-        raise RunNotLogged(f"MLflow did not take the run {record.id}: {why}. Call it again once it does") from error
+        told = f"MLflow did not take the run {record.id}: {why}. Call log() again when the server answers"
+        raise RunNotLogged(told) from error
     if model is not None:
         log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
     return writer.run_id

@@ -133,7 +133,8 @@ class RunWriter:
         found = self._client.get_experiment_by_name(self._to.experiment)
         if found is not None:
             return str(found.experiment_id)
-        logger.warning("MLflow had no experiment %r: it is made", self._to.experiment)  # it may be a slip of the pen
+        # The name may be a slip of the pen.
+        logger.warning("MLflow has no experiment %r: a new one is made", self._to.experiment)
         return str(self._client.create_experiment(self._to.experiment))
 
     def _log_epochs(self, run: Run) -> None:

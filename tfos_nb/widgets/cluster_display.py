@@ -29,10 +29,7 @@ _SECONDS = 1.0
 
 def cluster_bundle(cluster: Any, *, every_node: bool = False, width: int = WIDTH) -> dict[str, str]:
     """Return a cluster's panel as it is now: static HTML with links to Spark's UI and TensorBoard, and text."""
-    state: ClusterState = cluster.snapshot()
-    history: Any = getattr(cluster, "history", None)
-    if history is not None and not state.points:
-        state = replace(state, points=tuple(thin_points(history.points(), _POINTS_SHOWN)))
+    state = _with_points(cluster)
     return {
         "text/html": render_html(state, every_node=every_node, links=links_to(cluster, state)),
         "text/plain": render_text(state, every_node=every_node, width=width),
@@ -44,15 +41,23 @@ def cluster_page(cluster: Any) -> str:
 
     It has no links, since others may not reach this machine.
     """
-    state: ClusterState = cluster.snapshot()
+    state = _with_points(cluster)
     state = replace(
         state,
-        points=state.points or tuple(thin_points(cluster.history.points(), _POINTS_SHOWN)),
         error=without_secrets(state.error),
         nodes=tuple(replace(node, detail=without_secrets(node.detail)) for node in state.nodes),
         log=tuple(replace(line, text=without_secrets(line.text)) for line in state.log),
     )
     return render_html(state)
+
+
+def _with_points(cluster: Any) -> ClusterState:
+    """Return a cluster's state now, with the curves of its history."""
+    state: ClusterState = cluster.snapshot()
+    history: Any = getattr(cluster, "history", None)
+    if history is not None and not state.points:
+        state = replace(state, points=tuple(thin_points(history.points(), _POINTS_SHOWN)))
+    return state
 
 
 def links_to(cluster: Any, state: ClusterState) -> list[tuple[str, str]]:
