@@ -113,8 +113,28 @@ def leaves_too_soon(args: dict[str, Any], ctx: Any) -> Any:
     rows = np.ones((64, 1), "float32")
     if args["how"] == "epochs":
         return model.fit(rows, rows, epochs=3 if first else 2, verbose=0) and None
+    if args["how"] == "build":
+        model.fit(rows, rows, verbose=0)
+        with model.distribute_strategy.scope():
+            return first and keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]) and None
     model.fit(ctx.dataset(32, x="id", y="y"), verbose=0)
     return getattr(model, args["how"])(rows, verbose=0, **args["more"]) if first else None
+
+
+def evaluates_alone(args: None, ctx: Any) -> None:
+    """Train twice; in between, the first worker alone evaluates the model."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows = np.ones((64, 1), "float32")
+    model.fit(rows, rows, verbose=0)
+    if ctx.task_index == 0:
+        model.evaluate(rows, rows, verbose=0)
+    model.fit(rows, rows, verbose=0)
 
 
 def reads_alone(args: dict[str, Any], ctx: Any) -> Any:
@@ -236,7 +256,7 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["evaluate", pytest.param("epochs", marks=pytest.mark.slow), pytest.param("predict", marks=pytest.mark.slow)],
+    ["evaluate", *(pytest.param(how, marks=pytest.mark.slow) for how in ("epochs", "predict", "build"))],
 )
 def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
     spark: SparkSession, how: str, caplog: pytest.LogCaptureFixture
@@ -248,7 +268,7 @@ def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
         pytest.raises(errors.NodeFailed) as caught,
         launch(leaves_too_soon, args, workers=2, spark=spark, restarts=1) as cluster,
     ):
-        if how != "epochs":
+        if how not in ("epochs", "build"):
             cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
         cluster.wait()
     (told,) = [record for record in caplog.records if ": no step for " in record.getMessage()]
@@ -261,6 +281,23 @@ def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
         "and main of worker:1 has returned, so this never ends",
         str(caught.value),
     )
+    assert "starts its nodes again" not in caplog.text
+
+
+def test_workers_that_meet_in_different_calls_fail_with_what_to_do(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program is wrong: no node was lost, so nothing is restarted."""
+    caplog.set_level(logging.WARNING)
+    with (
+        pytest.raises(
+            errors.NodeFailed, match="made another call than the others.*evaluate and predict on all"
+        ) as caught,
+        launch(evaluates_alone, None, workers=2, spark=spark, restarts=1) as cluster,
+    ):
+        cluster.wait()
+    assert "in evaluates_alone\n    model." in caught.value.remote_traceback
+    assert re.search("TensorFlow's reason: (Collective instance|Shape mismatch)", str(caught.value))
     assert "starts its nodes again" not in caplog.text
 
 

@@ -64,6 +64,17 @@ def test_nodes_that_all_wait_in_tensorflow_are_shown_with_their_last_reports() -
     assert told.endswith("Last reported: worker:0 step 6 of epoch 1, worker:1 step 7 of epoch 1")
 
 
+def test_nodes_that_wait_for_each_other_at_different_lines_are_shown_with_these() -> None:
+    first = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=stacks(EXECUTE, USERS))
+    second = replace(first, node="worker:1", stacks=stacks(EXECUTE, ("/home/ann/clicks.py", 40, "load")))
+    inside = replace(first, node="worker:2", stacks=stacks(EXECUTE))
+    assert (
+        ". worker:0 is in line 31 of clicks.py, in load; worker:1 is in line 40 of clicks.py, in load; worker:2 is in "
+        "no line of your program. Last reported: worker:0 step 6"
+    ) in explain([first, second, inside])[0]
+    assert " is in " not in explain([first, replace(first, node="worker:1")])[0]
+
+
 def test_a_node_that_computes_is_behind_and_one_that_waits_for_rows_is_named() -> None:
     waits = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
     computes = Situation("worker:1", cpu_percent=180.0, stacks=stacks(EXECUTE, USERS))

@@ -240,7 +240,7 @@ class Partition:
             except Died:
                 return False
             except NodeHungUp as error:
-                assert "when another of Spark's attempts came" in str(error)  # noqa: PT017 - Spark runs it again
+                assert "when a newer attempt of Spark's took over" in str(error)  # noqa: PT017 - Spark runs it again
                 return False
         return True
 

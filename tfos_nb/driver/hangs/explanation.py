@@ -56,7 +56,7 @@ class Finding:
 
     ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it may compute. A GPU
     is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes
-    that train make the same step.
+    that train make the same step, or the same variable. ``line`` is the line of the program that it is in.
     """
 
     node: str
@@ -65,6 +65,7 @@ class Finding:
     works: bool = False
     stopped: bool = False
     needs_all: bool = False
+    line: str = ""
 
 
 def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
@@ -95,6 +96,9 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
         "all nodes wait for each other in TensorFlow. All of them must do the same operations together, in the same "
         "order; one may have left one out"
     )
+    if len({one.line for one in findings}) > 1:
+        lines = (f"{one.node} is in {one.line or 'no line of your program'}" for one in findings)
+        told += f". {'; '.join(lines)}"
     return f"{told}. Last reported: {places}" if places else told, findings
 
 
@@ -117,7 +121,8 @@ def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
     too = f", as {', '.join(one.node for one in others)} {'do' if len(others) > 1 else 'does'}" if others else ""
     return (
         f"{first.text}{too}, and main of {', '.join(returned)} has returned, so this never ends. All workers must do "
-        "the same number of steps: call fit, evaluate and predict on all of them, with the same epochs and steps. "
+        "the same number of steps: make the same models on all of them, and call fit, evaluate and predict on all, "
+        "with the same epochs and steps. "
         "A callback may set model.stop_training on one worker only at the end of an epoch"
     )
 
@@ -145,7 +150,8 @@ def _finding(one: Situation) -> Finding:
         on_gpu = (one.gpu_percent or 0.0) >= _WORKS
         needs_all = not on_gpu and not one.waits_for_rows and _needs_all(frames)
         text = f"waits in TensorFlow for the other nodes{where}"
-        return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all)
+        line = _named(users) if users is not None else ""
+        return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all, line=line)
     if frames and _NETWORK.search(frames[0].file):
         return Finding(one.node, f"waits for an answer from the network{where}{short}")
     if users is not None:

@@ -13,12 +13,17 @@ from typing import Any
 
 from tfos_nb.runtime.control.plan import tf_config, training_addresses
 
-__all__ = ["call_with_all_workers", "is_of_all_workers", "shown", "wait_for_all_workers"]
+__all__ = ["call_in_group", "call_with_all_workers", "is_of_all_workers", "shown", "wait_for_all_workers"]
 
 
 def call_with_all_workers(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function. The name of this one, in the stack, says that all workers must make this call."""
     return function(*args, **kwargs)
+
+
+def call_in_group(size: int, function: Callable[..., Any], /, *args: Any) -> Any:
+    """Call a function that ends once ``size`` workers call it."""
+    return call_with_all_workers(function, *args) if _are_all_workers(size) else function(*args)
 
 
 def is_of_all_workers(strategy: Any) -> bool:
@@ -27,8 +32,11 @@ def is_of_all_workers(strategy: Any) -> bool:
 
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
-    count = len(training_addresses(tf_config()[0]))
-    return count > 1 and getattr(strategy.extended, "_num_workers", 0) == count  # it may have a resolver of its own
+    return _are_all_workers(getattr(strategy.extended, "_num_workers", 0))  # it may have a resolver of its own
+
+
+def _are_all_workers(count: int) -> bool:
+    return count > 1 and count == len(training_addresses(tf_config()[0]))
 
 
 def wait_for_all_workers(strategy: Any) -> None:

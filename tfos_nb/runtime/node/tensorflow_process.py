@@ -76,6 +76,8 @@ _COLLATERAL = re.compile(
     r"Collective ops is aborted|tasks are unhealthy|Cancelled by peer|coordination service|CoordinationService"
     r"|remote target"
 )
+# Workers that met in a collective operation, each with another one.
+_DIFFERS = re.compile(r"(?:Collective instance \d+ expected type|Shape mismatch in the collective)[^\n]*")
 # Only for TensorFlow's own errors: another lost connection, for example to a database, has the same text.
 _DISCONNECTED = re.compile(r"Connection reset by peer|failed to connect to all addresses|Socket closed")
 _FEED_STATUS_EVERY = 0.5
@@ -309,6 +311,13 @@ class TensorFlowProcess:
             frames = _users_frames(error)  # empty if main was not called yet: then only the message is shown
             return MainRaised(self._job.node, str(root), frames and f"{frames}{type(root).__name__}: {root}")
         summary = _headline(root)
+        differs = _DIFFERS.search(str(root))
+        if differs is not None:
+            summary = (
+                "this worker made another call than the others, or one with another model or other shapes. Make the "
+                "same models on all workers, and call fit, evaluate and predict on all of them, in the same order. "
+                f"TensorFlow's reason: {differs.group()}"
+            )
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         return MainRaised(self._job.node, summary, text, _is_collateral(error))
 
@@ -389,6 +398,8 @@ def _hosts_of(spec: dict[str, list[str]]) -> int:
 def _is_collateral(error: BaseException) -> bool:
     """Return whether an error only says that a peer has gone."""
     text = str(error)
+    if _DIFFERS.search(text):
+        return False
     tensorflows = any(kind.__module__.startswith("tensorflow.") for kind in type(error).__mro__)
     return bool(_COLLATERAL.search(text) or (tensorflows and _DISCONNECTED.search(text)))
 

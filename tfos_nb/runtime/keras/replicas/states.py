@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfos_nb.runtime.keras.collective_calls import call_in_group
 from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
 from tfos_nb.runtime.keras.replicas.replica import current, sent_as
 
@@ -161,13 +162,13 @@ def _send_any_type() -> None:
     send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
 
     @functools.wraps(send)
-    def broadcast_send(value: Any, shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+    def broadcast_send(value: Any, shape: Any, dtype: Any, group_size: int, *args: Any) -> Any:
         kind = sent_as(dtype)
-        return tf.cast(send(tf.cast(value, kind), shape, kind, *args, **kwargs), dtype)
+        return tf.cast(call_in_group(group_size, send, tf.cast(value, kind), shape, kind, group_size, *args), dtype)
 
     @functools.wraps(receive)
-    def broadcast_recv(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        return tf.cast(receive(shape, sent_as(dtype), *args, **kwargs), dtype)
+    def broadcast_recv(shape: Any, dtype: Any, group_size: int, *args: Any) -> Any:
+        return tf.cast(call_in_group(group_size, receive, shape, sent_as(dtype), group_size, *args), dtype)
 
     collective_ops.broadcast_send, collective_ops.broadcast_recv = broadcast_send, broadcast_recv
 
