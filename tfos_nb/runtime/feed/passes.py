@@ -18,8 +18,6 @@ from tfos_nb.runtime.feed.pass_record import PassRecord
 
 __all__ = ["Cut", "Division", "Pass", "Readers", "Shares"]
 
-_RELEASED_WITHIN = 5.0  # seconds
-
 
 @dataclass(frozen=True)
 class Shares:
@@ -81,25 +79,25 @@ class Readers:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # see closed()
         self._alive = 0
         self._waiting: list[Callable[[], object]] = []
 
     def opened(self) -> None:
         """Count a new iterator."""
-        with self._changed:
+        with self._lock:
             self._alive += 1
 
     def closed(self) -> None:
-        """Count an iterator no more; if it was the last one, release its threads."""
-        with self._changed:
+        """Count an iterator no more; if it was the last one, release its threads.
+
+        It does not wait for them: a garbage collection may call it in a thread that holds the rows' lock.
+        """
+        with self._lock:
             self._alive -= 1
             release = list(self._waiting) if not self._alive else []
         for one in release:
             one()
-        with self._changed:
-            if release:
-                self._changed.wait_for(lambda: not self._waiting, _RELEASED_WITHIN)
 
     @contextlib.contextmanager
     def waiting(self, release: Callable[[], object]) -> Iterator[Callable[[], bool]]:
@@ -108,15 +106,14 @@ class Readers:
         The block gets a function that says whether it was the last one. It never was if there was none before: what
         TensorFlow reads without an iterator in Python is not known.
         """
-        with self._changed:
+        with self._lock:
             had_some = self._alive > 0
             self._waiting.append(release)
         try:
             yield lambda: had_some and not self._alive
         finally:
-            with self._changed:
+            with self._lock:
                 self._waiting.remove(release)
-                self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -174,8 +171,6 @@ class Cut:
         Passes that have begun.
     record : PassRecord or None
         The record of the pass that began last.
-    readers : Readers
-        The iterators over the dataset.
     readers : Readers
         The iterators over the dataset.
     """
