@@ -113,6 +113,9 @@ def leaves_too_soon(args: dict[str, Any], ctx: Any) -> Any:
     rows = np.ones((64, 1), "float32")
     if args["how"] == "epochs":
         return model.fit(rows, rows, epochs=3 if first else 2, verbose=0) and None
+    if args["how"] == "train_on_batch":
+        model.fit(rows, rows, verbose=0)
+        return first and model.train_on_batch(rows, rows) and None
     if args["how"] == "build":
         model.fit(rows, rows, verbose=0)
         with model.distribute_strategy.scope():
@@ -256,7 +259,10 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["evaluate", *(pytest.param(how, marks=pytest.mark.slow) for how in ("epochs", "predict", "build"))],
+    [
+        "evaluate",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("epochs", "predict", "train_on_batch", "build")),
+    ],
 )
 def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
     spark: SparkSession, how: str, caplog: pytest.LogCaptureFixture
@@ -268,7 +274,7 @@ def test_a_wait_for_a_worker_whose_main_has_returned_fails_the_cluster(
         pytest.raises(errors.NodeFailed) as caught,
         launch(leaves_too_soon, args, workers=2, spark=spark, restarts=1) as cluster,
     ):
-        if how not in ("epochs", "build"):
+        if how in ("evaluate", "predict"):
             cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
         cluster.wait()
     (told,) = [record for record in caplog.records if ": no step for " in record.getMessage()]

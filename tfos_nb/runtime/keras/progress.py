@@ -323,7 +323,8 @@ def _wrap(keras: Any, added: _Added) -> str:
 
     for name in _METHODS:
         setattr(model, name, shown(_reporting(getattr(model, name), keras, added)))
-    model.predict = shown(model.predict)
+    for name in ("predict", "train_on_batch", "test_on_batch"):
+        setattr(model, name, shown(getattr(model, name)))
     return str(keras.__name__)
 
 
