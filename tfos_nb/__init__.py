@@ -21,6 +21,8 @@ __all__ = [
     "TFFeaturizer",
     "TFModel",
     "__version__",
+    "attach",
+    "clusters",
     "errors",
     "featurize",
     "launch",
@@ -46,6 +48,8 @@ _PLACES = {
     "TFEstimator": "tfos_nb.pipeline.estimator",
     "TFFeaturizer": "tfos_nb.pipeline.features",
     "TFModel": "tfos_nb.pipeline.model",
+    "attach": "tfos_nb.detached.attached",
+    "clusters": "tfos_nb.detached.attached",
     "featurize": "tfos_nb.pipeline.features",
     "launch": "tfos_nb.cluster",
     "map_batches": "tfos_nb.inference.blocks",
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
 
     from tfos_nb import errors, mlflow, parallel, tfrecord
     from tfos_nb.cluster import Cluster, launch
+    from tfos_nb.detached.attached import attach, clusters
     from tfos_nb.driver.prewarm import spark_session
     from tfos_nb.inference.blocks import map_batches, reduce_batches
     from tfos_nb.inference.frames import predict

@@ -63,10 +63,11 @@ if TYPE_CHECKING:
 
     from tfos_nb.runtime.control.door import Door
 
-__all__ = ["Cluster", "launch"]
+__all__ = ["Cluster", "follower_of", "launch"]
 
 logger = logging.getLogger(__name__)
 
+_DETACHED = "tfos_nb.detached.starting"
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
 _POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster and in the record of a run
 _ROWS_FAILED = f"{FeedFailed.__module__}.{FeedFailed.__name__}"  # in Spark's error of a task that had no result
@@ -114,6 +115,11 @@ def launch(
     mlflow: bool | str | None = None,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
+    detach: bool = False,
+    keep: float = 24.0,
+    data: Callable[[SparkSession], Any] | None = None,
+    epochs: int = 1,
+    validation: Callable[[SparkSession], Any] | None = None,
 ) -> Cluster:
     """Start a TensorFlow cluster on Spark's executors and call ``main(args, ctx)`` on every node.
 
@@ -185,10 +191,21 @@ def launch(
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
         Whether to return only after ``main`` was called on every node.
+    detach : bool, optional
+        Whether the cluster outlives this kernel: its driver, and a Spark application with this session's configuration,
+        are in a process of their own on this host. See :func:`tfos_nb.attach`.
+    keep : float, optional
+        With ``detach``: hours for which that process keeps the results after the cluster's end.
+    data, validation : callable, optional
+        With ``detach``: functions that take a SparkSession and return the DataFrame, such as
+        ``lambda spark: spark.read.parquet(path)``. The cluster ends when it is trained.
+    epochs : int, optional
+        With ``data``: passes over it.
 
     Returns
     -------
     Cluster
+        With ``detach`` an :class:`~tfos_nb.detached.attached.AttachedCluster`.
 
     Raises
     ------
@@ -225,10 +242,27 @@ def launch(
         warm=warm,
         warm_idle=warm_idle,
         record=record,
-    ).for_plan(plan)
+    ).for_plan(plan, _model_dirs_of_detached())
     payload = pack(main, args, sources)
     recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
-    follower = _follower(mlflow)
+    if detach:
+        attached = importlib.import_module(_DETACHED).start_detached(  # it is above this module, as it launches, too
+            plan,
+            settings,
+            payload,
+            recorded,
+            spark=spark,
+            mlflow=mlflow,
+            keep=check_seconds("keep", keep),
+            data=data,
+            validation=validation,
+            epochs=epochs,
+        )
+        if wait_until_up:
+            attached.wait_until_up()
+        return attached  # type: ignore[no-any-return]
+    _refuse_data(data, validation)
+    follower = follower_of(mlflow)
     check_door_variables()
     session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
     cluster = Cluster(plan, settings, payload, session, arguments=recorded, follower=follower)
@@ -250,7 +284,18 @@ def _checked_arguments(arguments: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def _follower(option: Any) -> Any:
+def _model_dirs_of_detached() -> list[str]:
+    """Return the model directories of detached clusters that run; their package is above this one."""
+    return importlib.import_module("tfos_nb.detached.places").model_dirs()  # type: ignore[no-any-return]
+
+
+def _refuse_data(data: Any, validation: Any) -> None:
+    for name, value in (("data", data), ("validation", validation)):
+        if value is not None:
+            raise PlanError(f"{name}= goes with detach=True: without it, call cluster.train(df)")
+
+
+def follower_of(option: Any) -> Any:
     """Return the object that logs a cluster to MLflow; None if nothing is logged.
 
     That package is above this one, and few programs use it, so it is imported by its name. By default it is imported
@@ -286,6 +331,7 @@ class Cluster(Rich):
         *,
         arguments: Mapping[str, Any] | None = None,
         follower: Any = None,
+        id: str = "",
     ) -> None:
         self._follower = follower
         self._settings = settings
@@ -295,7 +341,7 @@ class Cluster(Rich):
         self._arguments = dict(arguments or {})
         self._process, self._launched_at = this_process(), time.time()
         self._payload = payload
-        self.id = uuid.uuid4().hex[:12]
+        self.id = id or uuid.uuid4().hex[:12]
         self._controller = ClusterController(plan, settings.restarts, settings.heartbeat_timeout, settings.grace)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._outcome = ClusterOutcome(plan.name, self._controller)
@@ -655,6 +701,10 @@ class Cluster(Rich):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._outcome.over.wait(left):
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s: {_ON_TIMEOUT}")
+
+    def await_end(self, timeout: float | None = None) -> bool:
+        """Wait for the end, while the cluster may still be fed; return False after ``timeout`` seconds."""
+        return self._outcome.over.wait(timeout)
 
     def result(self) -> Any:
         """Return the value that the chief's ``main`` returned, once it is done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,15 +96,16 @@ class Settings:
         if least > plan.workers:
             raise PlanError(f"min_workers must be at most {plan.workers}, the number of workers, got {least}")
 
-    def for_plan(self, plan: ClusterPlan) -> Settings:
+    def for_plan(self, plan: ClusterPlan, taken: Collection[str] = ()) -> Settings:
         """Return the settings of a cluster of this plan, if they fit together.
 
-        If another cluster of the same name runs, and both use the default ``model_dir``, this one gets its own.
+        If another cluster of the same name runs, and both use the default ``model_dir``, this one gets its own;
+        ``taken`` are those of clusters of other processes.
         """
         self.check(plan)
         if self.model_dir:
             return self
-        taken, fitting, number = {cluster.model_dir for cluster in active_clusters()}, self, 1
+        taken, fitting, number = {*taken, *(cluster.model_dir for cluster in active_clusters())}, self, 1
         while fitting.model_dir_for(plan.name) in taken:
             number += 1
             fitting = replace(self, apart=f"-{number}")

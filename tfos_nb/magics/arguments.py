@@ -19,6 +19,7 @@ __all__ = [
     "assignment",
     "check_identifier",
     "find_data",
+    "find_reader",
     "find_variable",
     "is_data",
     "seconds",
@@ -200,6 +201,17 @@ def find_variable(option: str, name: str, namespace: Mapping[str, Any], known: I
         names = own if known is None else known  # IPython adds open, exit and quit to the user's names
         raise PlanError(f"{option} {name}: no such variable{nearest(name, names)}")
     return namespace[name]
+
+
+def find_reader(name: str, namespace: Mapping[str, Any], option: str = "--data") -> Any:
+    """Return the function that reads a detached cluster's rows; raise PlanError for rows of this kernel."""
+    value = find_variable(option, name, namespace, [])
+    if callable(value) and not is_data(value):
+        return value
+    raise PlanError(
+        f"{option} {name}: with --detach a function that reads the rows, such as def {name}(spark): return "
+        f"spark.read.parquet(path), since a {type(value).__name__} of this kernel's Spark does not outlive the kernel"
+    )
 
 
 def find_data(name: str, namespace: Mapping[str, Any], option: str = "--data") -> Any:

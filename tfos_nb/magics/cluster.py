@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from tfos_nb.errors import ClusterClosed, PlanError
-from tfos_nb.magics.arguments import find_data, find_variable
+from tfos_nb.magics.arguments import find_data, find_reader, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.cell_work import CellWork, StoppedByUser
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
@@ -49,15 +50,21 @@ class TfosMagics(Magics, Defaults):
         if refusal:
             raise PlanError(refusal)
         program = self._read(cell or "", options)
-        data = None if options.data is None else find_data(options.data, self._namespace)
-        held_out = options.validation and find_data(options.validation, self._namespace, "--validation")
-        check_table(data, held_out)  # before anything starts
+        data, held_out = self._rows(options)
         args = None if options.args is None else find_variable("--args", options.args, self._namespace)
         screen = self.screen(options.quiet)
         with LiveView(PlannedCluster(options.plan()), note=program.note, screen=screen) as view:
-            cluster = self._start(program, args, options)
+            rows = {"data": data, "epochs": options.epochs or 1, "validation": held_out} if options.detach else {}
+            cluster = self._start(program, args, options, rows)
             self._namespace[options.variable] = cluster
             view.follow(cluster)
+            if options.detach:
+                name = options.variable
+                view.hint(
+                    f"{name} outlives this kernel: %tfos_attach {name} shows it in another; {name}.stop() stops it."
+                )
+                view.leave()
+                return
             _TrainingWork(cluster, view, options, data, held_out).run()
 
     def launcher(self) -> Launch:
@@ -76,9 +83,21 @@ class TfosMagics(Magics, Defaults):
             raise PlanError(f"{options.variable}: the cell defines it; give the cluster another NAME")
         return parsed.run()
 
-    def _start(self, program: CellProgram, args: Any, options: LaunchOptions) -> RunningCluster:
+    def _rows(self, options: LaunchOptions) -> tuple[Any, Any]:
+        """Return the values of --data and --validation: rows, or with --detach the functions that read them."""
+        find = find_reader if options.detach else find_data
+        data = None if options.data is None else find(options.data, self._namespace)
+        held_out = None if options.validation is None else find(options.validation, self._namespace, "--validation")
+        if not options.detach:
+            check_table(data, held_out)  # before anything starts
+        return data, held_out
+
+    def _start(
+        self, program: CellProgram, args: Any, options: LaunchOptions, rows: Mapping[str, Any]
+    ) -> RunningCluster:
+        arguments = {**options.launch_arguments(), **rows}
         try:
-            return self.launcher()(program.function, args, wait_until_up=False, **options.launch_arguments())
+            return self.launcher()(program.function, args, wait_until_up=False, **arguments)
         except KeyboardInterrupt:
             raise StoppedByUser("stopped by you before any node was started") from None
 

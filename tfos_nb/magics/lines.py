@@ -18,7 +18,7 @@ from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data
 from tfos_nb.magics.cell_work import CellWork
-from tfos_nb.magics.clusters import RunningCluster, clusters_of, pick, say_stopped
+from tfos_nb.magics.clusters import RunningCluster, check_free, clusters_of, pick, say_stopped
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.diagnosis.preflight import preflight
 from tfos_nb.magics.diagnosis.spark_checks import session_settings
@@ -33,6 +33,7 @@ __all__ = ["ClusterLines"]
 _FOLLOW_SECONDS = 0.5  # a node sends its lines with its heartbeat, once a second
 
 _PROVIDED = {
+    "attach": "tfos_nb.detached.attached",
     "show_panel": "tfos_nb.widgets.live",
     "show_tensorboard": "tfos_nb.widgets.tensorboard",
     "show_runs": "tfos_nb.widgets.runs.display",
@@ -52,7 +53,7 @@ class ClusterLines(Magics):
     defaults : Defaults
         The settings of ``%config``.
     provided : mapping of str to callable, optional
-        Functions that are called instead of this package's ``show_panel``, ``show_tensorboard``, ``show_runs`` or
+        Functions that are called instead of this package's ``attach``, ``show_panel``, ``show_tensorboard``, ``show_runs`` or
         ``predict``.
     """
 
@@ -75,6 +76,18 @@ class ClusterLines(Magics):
         """Show the panel of a cluster once more, here."""
         found = parsers.PANEL.understand(line)
         self._call("show_panel", pick("%tfos_panel", found.cluster, self._namespace)[1])
+
+    @line_magic
+    def tfos_attach(self, line: str) -> None:
+        """Show a detached cluster, and make it a variable."""
+        found = parsers.ATTACH.understand(line)
+        cluster = self._call("attach", found.detached or "")
+        variable = found.variable or cluster.plan.name
+        check_identifier(variable, "VAR")
+        if getattr(self._namespace.get(variable), "id", "") != cluster.id:
+            check_free(variable, self._namespace)
+        self._namespace[variable] = cluster
+        self._call("show_panel", cluster)
 
     @line_magic
     def tfos_stop(self, line: str) -> None:

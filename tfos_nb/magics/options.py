@@ -25,9 +25,11 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
-    *("tensorboard", "log_dir", "warm", "record", "mlflow"),
+    *("tensorboard", "log_dir", "warm", "record", "mlflow", "detach", "keep"),
 )
 """Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
+
+_SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 
 _DESCRIPTION = """\
 Run this cell's function on a TensorFlow cluster of Spark executors.
@@ -90,6 +92,8 @@ class LaunchOptions:
     record: bool | None = None
     mlflow: bool | str | None = None
     env: Mapping[str, str] | None = None
+    detach: bool | None = None
+    keep: float | None = None
     background: bool = False
     wait: bool = False
     quiet: bool = False
@@ -104,11 +108,15 @@ class LaunchOptions:
             raise PlanError(f"--validation {self.validation} needs --data, and no --data is given: add --data DF")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:
             raise PlanError(f"--data {self.data}: with --input tensorflow the nodes read files; leave one of them out")
+        if self.keep is not None and not self.detach:
+            raise PlanError(
+                f"--keep {self.keep:g} needs --detach: only a cluster with a process of its own keeps results"
+            )
         self._check_settings()
 
     def _check_settings(self) -> None:
         """Check the settings that are not part of the plan, and whether they are compatible with the plan."""
-        given = {field: getattr(self, field) for field in _LAUNCH_ONLY if field != "mlflow"}
+        given = {field: getattr(self, field) for field in _LAUNCH_ONLY if field in _SETTINGS}
         Settings(**{field: value for field, value in given.items() if value is not None}).check(self.plan())
 
     def plan(self) -> ClusterPlan:
@@ -157,7 +165,7 @@ def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic
         if not given["log_dir"].strip():
             raise PlanError("--logdir must not be empty; give a directory")
         given["tensorboard"] = True
-    if "wait" in given:  # it overrides %config
+    if "wait" in given or "detach" in given:  # it overrides %config
         given["background"] = False
     return LaunchOptions(**given)
 
@@ -331,6 +339,13 @@ def _add_execution(group: argparse._ArgumentGroup, told: _Told) -> None:
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"
     )
     returning = group.add_mutually_exclusive_group()
+    returning.add_argument(
+        "--detach",
+        action="store_true",
+        default=None,
+        help="return at once, and continue when this kernel has ended: %%tfos_attach NAME shows it in any kernel. "
+        "--data and --validation are then functions of a SparkSession that return the rows",
+    )
     returning.add_argument("--background", action="store_true", default=None, help="return at once; NAME.wait() waits")
     returning.add_argument(
         "--wait",
@@ -338,6 +353,9 @@ def _add_execution(group: argparse._ArgumentGroup, told: _Told) -> None:
         default=None,
         help="return when every main has; the default with --data and with --input tensorflow. Without "
         "these the cell returns when the nodes are up",
+    )
+    group.add_argument(
+        "--keep", metavar="HOURS", type=_hours, help=told("keep", "with --detach: how long to keep the results")
     )
     group.add_argument("--quiet", action="store_true", default=None, help="show nothing while it runs")
 
@@ -368,6 +386,13 @@ def _variable(text: str) -> tuple[str, str]:
         return assignment(text)
     except argparse.ArgumentTypeError as error:  # --env takes all words up to the next option, also a NAME
         raise argparse.ArgumentTypeError(f"{error}; the cluster's NAME comes first on the line") from None
+
+
+def _hours(text: str) -> float:
+    try:
+        return float(text) if text in ("0", "0.0") else seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of hours, 0 or more") from None
 
 
 def _grace(text: str) -> float:

@@ -13,6 +13,7 @@ from tfos_nb.magics.options import build_parser
 
 __all__ = [
     "ALL",
+    "ATTACH",
     "CLUSTER_LINES",
     "DOCTOR",
     "INFERENCE",
@@ -28,11 +29,14 @@ __all__ = [
 ]
 
 
+_METAVARS = {"cluster": "NAME", "detached": "NAME", "variable": "VAR"}
+
+
 def _parser(magic: str, usage: str, description: str, *arguments: tuple[str, str]) -> LineParser:
     """Make a parser with optional positional arguments."""
     parser = LineParser(magic, usage, description)
     for name, text in arguments:
-        metavar = "NAME" if name == "cluster" else name.upper()
+        metavar = _METAVARS.get(name, name.upper())
         parser.add_argument(name, metavar=metavar, nargs="?", help=text)
     return parser
 
@@ -50,6 +54,14 @@ def _whole_from_1(text: str) -> int:
 STATUS = _parser("%tfos_status", "[NAME]", "Show the status of a cluster.", _WHICH)
 
 PANEL = _parser("%tfos_panel", "[NAME]", "Show the panel of a cluster once more, here.", _WHICH)
+
+ATTACH = _parser(
+    "%tfos_attach",
+    "[NAME] [VAR]",
+    "Show a detached cluster, which this or another kernel has launched, and make it a variable.",
+    ("detached", "its name or id; may be left out if there is only one"),
+    ("variable", "the variable (default: the cluster's name)"),
+)
 
 STOP = _parser("%tfos_stop", "[NAME] [--now]", "Stop a cluster and free its slots.", _WHICH)
 STOP.add_argument("--now", action="store_true", help="end the nodes at once, without the time to save")
@@ -138,6 +150,7 @@ PLAN = build_parser(
 CLUSTER_LINES = {
     "tfos_status": STATUS,
     "tfos_panel": PANEL,
+    "tfos_attach": ATTACH,
     "tfos_stop": STOP,
     "tfos_logs": LOGS,
     "tfos_train": TRAIN,

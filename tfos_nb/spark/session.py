@@ -75,6 +75,7 @@ __all__ = [
     "resource_profile",
     "run_to_the_end",
     "session_and_format",
+    "session_with",
     "slots_busy",
     "slots_total",
     "spark_session",
@@ -151,6 +152,11 @@ def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSes
     asking = threading.Thread(target=_with_format, args=(session,), name="tfos_nb format", daemon=True)
     asking.start()
     return session, partial(asking.join, _FORMAT_SECONDS)
+
+
+def session_with(settings: Mapping[str, str]) -> SparkSession:
+    """Start a session with this configuration alone, in a process that has none."""
+    return _with_format(_start_embedded(SparkConf().setAll(list(settings.items()))))
 
 
 def _own_session(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkSession:

@@ -56,6 +56,26 @@ class History(Rich, Mapping[str, list[float]]):
         self._drawn: tuple[int, list[Point]] = (0, [])  # the chief's points, and of how many reports they are
         self._reports = 0
 
+    def parts(self) -> tuple[str, tuple[StepReport, ...], tuple[_Report, ...], dict[str, tuple[_Report, ...]]]:
+        """Return what :meth:`of_parts` makes the same history of: the chief, its epochs and reports, and all steps."""
+        with self._lock:
+            steps = {node: tuple(reports) for node, reports in self._steps.items()}
+            return self._chief, tuple(self._epochs), tuple(self._of_chief), steps
+
+    @classmethod
+    def of_parts(
+        cls,
+        chief: str,
+        epochs: Sequence[StepReport],
+        of_chief: Sequence[_Report],
+        steps: Mapping[str, Sequence[_Report]],
+    ) -> History:
+        """Return the history of these parts."""
+        made = cls(chief, max(1, len(steps)))
+        made._epochs, made._of_chief, made._reports = list(epochs), list(of_chief), len(of_chief)
+        made._steps = {node: deque(reports) for node, reports in steps.items()}
+        return made
+
     def begin_anew(self) -> None:
         """Record that training continues from an earlier state: epochs that are trained again count once."""
         with self._lock:

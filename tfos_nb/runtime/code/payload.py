@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from tfos_nb.errors import PlanError, with_article
 from tfos_nb.runtime.code import source_text
 
-__all__ = ["pack", "pickled_by_value", "unpack"]
+__all__ = ["pack", "pack_reader", "pickled_by_value", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,20 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
             len(data) >> 20,
         )
     return pickle.dumps((data, replace(found, files={**found.files, **(sources or {})})))
+
+
+def pack_reader(read: Callable[[Any], Any]) -> bytes:
+    """Pickle a function of one argument by value; :func:`unpack` returns it as ``main``.
+
+    Raises
+    ------
+    PlanError
+        If it refers to an object that cannot be pickled.
+    """
+    function = _innermost(read)
+    _check_plain(function)
+    with pickled_by_value(function):
+        return pickle.dumps(_dumps(read, None))
 
 
 def _innermost(main: Any) -> Any:

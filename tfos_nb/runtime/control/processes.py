@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -311,14 +312,14 @@ def _is_held(path: str) -> bool:
     return False
 
 
-def write_frame(stream: IO[bytes], message: Any) -> None:
+def write_frame(stream: IO[bytes] | io.BufferedIOBase, message: Any) -> None:
     """Write one message to a pipe."""
     data = wire.encode(message)
     stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> Any:
+def read_frame(stream: IO[bytes] | io.BufferedIOBase) -> Any:
     """Read one message from a pipe; None at its end.
 
     Raises

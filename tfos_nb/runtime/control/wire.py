@@ -191,11 +191,21 @@ def _array(dtype: str, shape: list[int], raw: bytes) -> np.ndarray[Any, Any]:
 def _message(name: str, fields: dict[str, Any]) -> Any:
     if name not in _REGISTRY:
         raise ValueError(f"{name!r} is not a message of this version")
+    for field, kind in _enums_of(_REGISTRY[name]).items():
+        if field in fields:
+            fields[field] = kind(fields[field])
     made = _REGISTRY[name](**fields)
     for field, fits in _types_of(_REGISTRY[name]).items():
         if not fits(getattr(made, field)):
             raise ValueError(f"the field {field} of a {name} has a value of another type")
     return made
+
+
+@functools.cache
+def _enums_of(cls: type) -> dict[str, type[enum.Enum]]:
+    """Return the fields of a message whose values are sent as those of an enumeration."""
+    hints = typing.get_type_hints(cls)
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, enum.Enum)}
 
 
 @functools.cache

@@ -1,0 +1,352 @@
+"""A kernel's view of a detached cluster: find it, ask its process, and show it like any other cluster."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tfos_nb.detached import places
+from tfos_nb.detached.messages import Answer, Call, HistoryParts, Raised, check_peer, error_of
+from tfos_nb.detached.places import DetachedPlace
+from tfos_nb.driver.settings import check_seconds
+from tfos_nb.errors import ClusterClosed, PlanError, near
+from tfos_nb.interrupts import interruptible
+from tfos_nb.rich import Rich
+from tfos_nb.runtime.code.payload import pack_reader
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.processes import read_frame, write_frame
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state.history import History
+from tfos_nb.version import __version__
+
+__all__ = ["AttachedCluster", "attach", "clusters"]
+
+_CONNECTED_WITHIN = 10.0  # seconds
+_FILES_SEEN = 10_000  # in a model directory whose newest file is looked for
+
+
+def clusters() -> list[DetachedPlace]:
+    """Return this user's detached clusters on all hosts that share this home directory, the newest first.
+
+    Those that have ended are among them while their process keeps their results. A ``status`` of ``"LOST"`` says that
+    the process was killed, or that its host has restarted.
+
+    Examples
+    --------
+    >>> [(one.name, one.status) for one in tfos_nb.clusters()]  # doctest: +SKIP
+    [('mnist', 'RUNNING')]
+    """
+    return list(places.places())
+
+
+def attach(name: str = "") -> AttachedCluster:
+    """Return a detached cluster that this user has launched from any kernel.
+
+    Parameters
+    ----------
+    name : str, optional
+        Its name or its id. Of several with one name the newest that runs is meant. Default: the only one.
+
+    Raises
+    ------
+    PlanError
+        If there is none, several are possible, its process has gone, or runs another version of this package or on
+        another host.
+
+    Examples
+    --------
+    >>> mnist = tfos_nb.attach("mnist")  # doctest: +SKIP
+    >>> mnist.wait()  # doctest: +SKIP
+    """
+    place = _chosen(name, clusters())
+    if place.is_lost:
+        raise PlanError(_lost(place))
+    if place.process.runs() is None:
+        raise PlanError(f"{place.name}: its process runs on host {place.process.host}: attach from a kernel there")
+    if place.version != __version__:
+        raise PlanError(
+            f"{place.name} was launched with tfos_nb {place.version}, and this kernel has {__version__}: attach from a "
+            f"Python with {place.version}. `kill {place.process.pid}` stops it without one"
+        )
+    return AttachedCluster(place)
+
+
+def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
+    fitting = [one for one in known if name in ("", one.name, one.id)]
+    running = [one for one in fitting if one.status == "RUNNING"]
+    meant = running or fitting
+    if not meant:
+        listed = ", ".join(dict.fromkeys(one.name for one in known))
+        raise PlanError(
+            f"no detached cluster {name!r} on this host{near(name, [one.name for one in known])}; there are {listed}"
+            if known
+            else "no detached cluster on this host: launch(detach=True) or %%tfos_cluster --detach starts one"
+        )
+    if not name and len({one.name for one in meant}) > 1:
+        raise PlanError(f"several clusters are possible ({', '.join(one.name for one in meant)}): name one")
+    return meant[0]
+
+
+def _lost(place: DetachedPlace) -> str:
+    """Return what is known of a cluster whose process has gone without a result."""
+    newest = _newest_file(place.model_dir)
+    if place.status not in ("RUNNING", "LOST"):
+        return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {newest}"
+    return (
+        f"{place.name}: its process {place.process.pid} on {place.process.host} has gone without a result: it was "
+        f"killed, or the host has restarted. {newest}. Its output is in {place.log}. Launch it again with the same "
+        "model_dir: main continues from its saved state"
+    )
+
+
+def _newest_file(directory: str) -> str:
+    """Return a sentence on the newest file in a model directory."""
+    if not directory:
+        return "It has saved nothing"
+    if "://" in directory:
+        return f"What it has saved is in {directory}"
+    newest, at = "", 0.0
+    for file in islice(Path(directory).rglob("*"), _FILES_SEEN):
+        if file.is_file() and "tfos_runs" not in file.parts and (changed := file.stat().st_mtime) > at:
+            newest, at = str(file.relative_to(directory)), changed
+    if not newest:
+        return f"It has saved nothing in {directory}"
+    told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"The last checkpoint or model in {directory} is {newest}, of {told}"
+
+
+class AttachedCluster(Rich):
+    """A detached cluster, seen from a kernel. Made by :func:`attach`, and by ``launch(detach=True)``.
+
+    It has the calls of :class:`tfos_nb.Cluster` that need no data of the kernel's. The cluster continues when this
+    object, or the kernel, is gone. An interrupt ends the waiting and nothing else.
+
+    Parameters
+    ----------
+    place : DetachedPlace
+        Where its process answers.
+
+    Attributes
+    ----------
+    id : str
+        Its name among all clusters.
+    """
+
+    _rich = "cluster"
+
+    def __init__(self, place: DetachedPlace) -> None:
+        self.id = place.id
+        self._place = place
+        self._client = uuid.uuid4().hex
+        self._plan: ClusterPlan = self._call("plan")
+        self._last: ClusterState = self._call("snapshot")
+
+    # --- what it does ---
+
+    def wait_until_up(self) -> None:
+        """Wait until ``main`` has been called on every node; raise what went wrong instead."""
+        with interruptible():
+            self._call("wait_until_up")
+
+    def announce_train(self) -> None:
+        """Do nothing: another thread's :meth:`train` is announced to the process by its call."""
+
+    def train(
+        self,
+        data: Callable[[Any], Any],
+        epochs: int = 1,
+        *,
+        spill: bool = True,
+        qname: str = "input",
+        feed_timeout: float | None = None,
+        validation: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Feed rows, as :meth:`tfos_nb.Cluster.train` does, that the cluster's process reads.
+
+        Parameters
+        ----------
+        data : callable
+            Takes the SparkSession of the cluster's process and returns the DataFrame, such as
+            ``lambda spark: spark.read.parquet(path)``. It is sent by value.
+        epochs, spill, qname, feed_timeout
+            As there.
+        validation : callable, optional
+            Returns the rows for ``ctx.validation(…)`` in the same way.
+
+        Raises
+        ------
+        PlanError
+            If ``data`` is no function: a DataFrame of this kernel does not outlive it.
+        """
+        given = {"epochs": epochs, "spill": spill, "qname": qname, "feed_timeout": feed_timeout}
+        reads = {"data": packed_reader("data", data)}
+        if validation is not None:
+            reads["validation"] = packed_reader("validation", validation)
+        with interruptible():
+            self._call("train", **reads, **given)
+
+    def scale(self, *, workers: int) -> None:
+        """Change the number of workers: see :meth:`tfos_nb.Cluster.scale`."""
+        self._call("scale", workers=workers)
+        self._plan = self._call("plan")
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Tell the nodes that no more data come, and wait until every ``main`` has returned.
+
+        Raises
+        ------
+        TimeoutError
+            If it takes longer than ``timeout`` seconds; the cluster continues.
+        NodeFailed
+            The first failure of a node.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        with interruptible():
+            self._call("wait", timeout=timeout)
+
+    def result(self) -> Any:
+        """Return the value that the chief's ``main`` returned, once it is done."""
+        with interruptible():
+            return self._call("result")
+
+    def results(self) -> dict[str, Any]:
+        """Return the values that all nodes' ``main`` returned, as ``{"worker:0": …}``, once all are done."""
+        with interruptible():
+            return dict(self._call("results"))
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop the training and free the slots: politely at first, by force after ``grace`` seconds."""
+        with interruptible():
+            self._call("stop", grace=grace)
+
+    def request_stop(self) -> str:
+        """Request a stop and return at once: see :meth:`tfos_nb.Cluster.request_stop`.
+
+        A second request of this object ends the cluster at once; the first request of another kernel does not.
+        """
+        return str(self._call("request_stop"))
+
+    def close(self) -> None:
+        """End the cluster at once, if it has not ended, and its process, which then forgets its results."""
+        self._call("close")
+        places.forget(self.id)
+
+    # --- what it looks like ---
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """The plan that was requested last."""
+        return self._plan
+
+    @property
+    def model_dir(self) -> str:
+        """Directory in which ``ctx.save`` writes."""
+        return self._place.model_dir
+
+    @property
+    def state(self) -> ClusterStatus:
+        """The status of the cluster."""
+        return self.snapshot().status
+
+    def snapshot(self) -> ClusterState:
+        """Return the current state of the cluster; if its process has gone, the last known one with that error."""
+        try:
+            self._last = self._call("snapshot")
+        except ClusterClosed as error:
+            if not self._last.status.ended:
+                self._last = replace(self._last, status=self._outcome(), error=str(error))
+        return self._last
+
+    @property
+    def history(self) -> History:
+        """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`."""
+        parts: HistoryParts = self._call("history")
+        return History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+
+    def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:
+        """Return the numbers of a metric's chart as JSON has them, for a page."""
+        return dict(self._call("curves", metric=metric, by=by, node=node))
+
+    def stacks(self, timeout: float = 5.0) -> dict[str, str]:
+        """Return where each node's program is: see :meth:`tfos_nb.Cluster.stacks`."""
+        return dict(self._call("stacks", timeout=timeout))
+
+    def logs(self, node: str = "") -> str:
+        """Return the last lines of a node's output, such as ``logs("worker:1")``; the chief's by default."""
+        return str(self._call("logs", node=node))
+
+    def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
+        """Return a node's newest lines, each with its time; the chief's by default."""
+        return list(self._call("log_lines", node=node, limit=limit))
+
+    @property
+    def tensorboard_socket(self) -> str:
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run."""
+        return str(self._call("tensorboard_socket"))
+
+    def __repr__(self) -> str:
+        state = self.snapshot()
+        return f"<AttachedCluster {state.name} {state.status.value}, process {self._place.process.pid}>"
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        """Call a method in the cluster's process.
+
+        Raises
+        ------
+        ClusterClosed
+            If the process has gone.
+        Exception
+            What the method raises.
+        """
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_CONNECTED_WITHIN)
+                connection.connect(self._place.socket)
+                connection.settimeout(None)  # the answer to a wait may take days
+                check_peer(connection)
+                with connection.makefile("rwb") as stream:
+                    write_frame(stream, Call(method, arguments, self._client))
+                    answer = read_frame(stream)
+        except OSError:
+            answer = None
+        if isinstance(answer, Answer):
+            return answer.value
+        if isinstance(answer, Raised):
+            raise error_of(answer)
+        raise ClusterClosed(self._gone())
+
+    def _outcome(self) -> ClusterStatus:
+        """Return the status with which the cluster ended, if its process has said so before it went."""
+        place = places.find(self.id)
+        known = place.status if place is not None else ""
+        return ClusterStatus(known) if known in ("DONE", "FAILED", "STOPPED") else ClusterStatus.FAILED
+
+    def _gone(self) -> str:
+        place = places.find(self.id)
+        if place is None:
+            return f"{self._place.name}: its process has ended, and keeps its results no longer"
+        return _lost(place)
+
+
+def packed_reader(what: str, reader: Any) -> bytes:
+    """Return a function that reads rows, pickled by value.
+
+    Raises
+    ------
+    PlanError
+        If it is no function of one argument, such as a DataFrame.
+    """
+    if not callable(reader) or hasattr(reader, "rdd") or hasattr(reader, "isStreaming"):
+        raise PlanError(
+            f"{what}: a detached cluster reads its rows itself, since a {type(reader).__name__} of this kernel's Spark "
+            "does not outlive the kernel. Give a function of the SparkSession: write the rows with "
+            "df.write.parquet(path), and give lambda spark: spark.read.parquet(path)"
+        )
+    return pack_reader(reader)

@@ -1,0 +1,119 @@
+"""Calls of a kernel to the process of a detached cluster, and their answers: both ends of that wire.
+
+::
+
+    kernel: AttachedCluster ── Call ──▶ unix socket, 0600 ──▶ CallServer: the process of the cluster
+                            ◀── Answer, or Raised ──
+
+Each call has a connection of its own, so a long one (``wait``) delays no other. Nothing is unpickled but the function
+that reads the rows of a ``train``: the socket admits this user alone, as :func:`check_peer` makes sure on both sides.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos_nb import errors
+from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.reports import StepReport
+from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogLine, NodeState
+from tfos_nb.state.training_curve import Point
+
+__all__ = ["Answer", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
+
+for _kind in (ClusterPlan, ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
+    wire.message(_kind)
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
+_NAMED = ("node", "host", "executor", "exit_code", "signal", "remote_traceback", "log_tail", "others")
+_BUILTIN = ("KeyError", "RuntimeError", "TimeoutError", "TypeError", "ValueError")
+
+
+@wire.message
+@dataclass(frozen=True)
+class Call:
+    """Call of a method of the cluster. ``client`` identifies the kernel's object that calls."""
+
+    method: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    client: str = ""
+
+
+@wire.message
+@dataclass(frozen=True)
+class Answer:
+    """What the method has returned."""
+
+    value: Any = None
+
+
+@wire.message
+@dataclass(frozen=True)
+class Raised:
+    """What the method has raised: the class of the error by its name, its text, and its other attributes."""
+
+    kind: str
+    text: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@wire.message
+@dataclass(frozen=True)
+class HistoryParts:
+    """A :class:`~tfos_nb.state.history.History`: the epochs' reports, all of the chief, and the newest of each node.
+
+    Each report of ``chiefs`` and ``steps`` has the generation of the cluster that made it.
+    """
+
+    chief: str
+    epochs: tuple[StepReport, ...]
+    chiefs: tuple[tuple[int, StepReport], ...]
+    steps: dict[str, tuple[tuple[int, StepReport], ...]]
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Refuse a peer of another user: a second lock beside the socket's mode.
+
+    Raises
+    ------
+    PermissionError
+        If the process at the other end is not this user's.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
+        return
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != os.getuid():
+        raise PermissionError(f"the process at the other end belongs to user {user}")
+
+
+def raised(error: BaseException) -> Raised:
+    """Return an error as a message."""
+    kind = type(error).__name__
+    if isinstance(error, NodeFailed):
+        return Raised(kind, error.cause, {name: getattr(error, name) for name in _NAMED})
+    if isinstance(error, RendezvousTimeout):
+        return Raised(kind, str(error), {"missing": tuple(error.missing)})
+    if isinstance(error, TfosError) or kind in _BUILTIN:
+        return Raised(kind, str(error))
+    return Raised("RuntimeError", f"{kind}: {error}")
+
+
+def error_of(message: Raised) -> Exception:
+    """Return the error of a message."""
+    kind = getattr(errors, message.kind, None)
+    if kind is NodeFailed:
+        return NodeFailed(message.text, **message.attributes)
+    if kind is RendezvousTimeout:
+        return RendezvousTimeout(message.text, **message.attributes)
+    if isinstance(kind, type) and issubclass(kind, TfosError):
+        return kind(message.text)
+    if message.kind in _BUILTIN:
+        return getattr(builtins, message.kind)(message.text)  # type: ignore[no-any-return]
+    return TfosError(message.text)

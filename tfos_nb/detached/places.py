@@ -1,0 +1,120 @@
+"""Files that say where the processes of detached clusters answer: one for each cluster, which only this user can read.
+
+``$XDG_DATA_HOME/tfos_nb/detached/<cluster id>.json`` is not in the runtime directory, which is emptied when the host
+restarts: :func:`tfos_nb.attach` then still says what was lost. The process's output is in ``<cluster id>.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tfos_nb.jupyter.connection import is_id, private_directory
+from tfos_nb.records.run import Process
+
+__all__ = ["DetachedPlace", "detached_directory", "find", "forget", "model_dirs", "places", "publish"]
+
+_MOST_BYTES = 100_000
+_KEPT = 30 * 86_400.0  # seconds for which a file of a lost process, or of another host's, is kept
+
+
+@dataclass(frozen=True)
+class DetachedPlace:
+    """Where a detached cluster's process answers, and what is known of the cluster without it.
+
+    Parameters
+    ----------
+    id, name : str
+        The cluster's.
+    process : Process
+        The process that runs its driver.
+    socket : str
+        Path of its unix socket, on its host.
+    version : str
+        The version of this package that it runs.
+    launched : float
+        When it was launched, in seconds since 1970.
+    model_dir : str
+        Where the cluster saves.
+    status : str
+        ``"RUNNING"``, or how it has ended.
+    """
+
+    id: str
+    name: str
+    process: Process
+    socket: str
+    version: str
+    launched: float
+    model_dir: str = ""
+    status: str = "RUNNING"
+
+    @property
+    def log(self) -> Path:
+        """File of the process's output."""
+        return detached_directory() / f"{self.id}.log"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its process is known to have gone: it was killed, or its host has restarted."""
+        return self.process.runs() is False
+
+
+def detached_directory() -> Path:
+    """Return the directory of the files."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(data, "tfos_nb", "detached")
+
+
+def publish(place: DetachedPlace) -> None:
+    """Write a cluster's file."""
+    directory = private_directory(detached_directory())
+    descriptor, draft = tempfile.mkstemp(dir=directory)  # made with mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(place), file)
+    os.replace(draft, directory / f"{place.id}.json")
+
+
+def find(cluster_id: str) -> DetachedPlace | None:
+    """Return a cluster's place from its file; None if there is no valid file of this user."""
+    if not is_id(cluster_id):
+        return None
+    try:
+        with open(detached_directory() / f"{cluster_id}.json") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            found = json.loads(file.read(_MOST_BYTES))
+            place = DetachedPlace(**{**found, "process": Process(**found["process"])})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    texts = (place.name, place.socket, place.version, place.model_dir, place.status, place.process.host)
+    right = all(isinstance(text, str) for text in texts) and type(place.process.pid) is int and place.id == cluster_id
+    return place if right else None
+
+
+def places() -> Iterator[DetachedPlace]:
+    """Yield the places of this user's detached clusters, the newest first; remove the files of those lost long ago."""
+    known = (find(file.stem) for file in detached_directory().glob("*.json"))
+    for place in sorted((one for one in known if one is not None), key=lambda one: one.launched, reverse=True):
+        if time.time() - place.launched > _KEPT and place.process.runs() is not True:
+            forget(place.id)
+        else:
+            yield place if not place.is_lost or place.status != "RUNNING" else replace(place, status="LOST")
+
+
+def model_dirs() -> list[str]:
+    """Return the model directories of the detached clusters that run."""
+    return [place.model_dir for place in places() if place.status == "RUNNING"] if detached_directory().exists() else []
+
+
+def forget(cluster_id: str) -> None:
+    """Remove a cluster's files."""
+    for suffix in (".json", ".log"):
+        with contextlib.suppress(OSError):
+            (detached_directory() / f"{cluster_id}{suffix}").unlink()

@@ -1,0 +1,226 @@
+"""The process of a detached cluster: its driver, its Spark application, and the server that kernels ask.
+
+``python -m tfos_nb.detached.process FD`` reads a :class:`~tfos_nb.detached.starting.DetachedLaunch` from its standard
+input, which is a pipe of the kernel's. It writes to FD when the nodes are submitted, or why they are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfos_nb.cluster import Cluster, follower_of
+from tfos_nb.detached import places
+from tfos_nb.detached.messages import Answer, HistoryParts, raised
+from tfos_nb.detached.places import DetachedPlace
+from tfos_nb.detached.server import CallServer, StopRequests
+from tfos_nb.detached.starting import DetachedLaunch
+from tfos_nb.errors import TfosError
+from tfos_nb.records.run import this_process
+from tfos_nb.runtime.code.payload import unpack
+from tfos_nb.runtime.control.plan import InputMode
+from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
+from tfos_nb.runtime.storage.paths import absolute
+from tfos_nb.spark.session import session_with, spark_session
+from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.version import __version__
+
+logger = logging.getLogger("tfos_nb")
+
+_HOUR = 3600.0  # seconds
+
+
+class DetachedProcess:
+    """A cluster, and the answers about it, until its results are no longer kept.
+
+    Parameters
+    ----------
+    launch : DetachedLaunch
+        What the kernel has handed over.
+    """
+
+    def __init__(self, launch: DetachedLaunch) -> None:
+        self._launch = launch
+        slots = len(launch.plan.spark_nodes) + 2
+        self._session = spark_session(slots) if launch.spark is None else session_with(launch.spark)
+        self._cluster = Cluster(
+            launch.plan,
+            launch.settings,
+            launch.payload,
+            self._session,
+            arguments=launch.arguments,
+            follower=follower_of(launch.mlflow),
+            id=launch.id,
+        )
+        self._directory = private_directory("detached")
+        self._dismissed = threading.Event()
+        self._error: Exception | None = None  # of the training, where it is not the cluster's own
+        self._ended = threading.Event()
+        self._place = DetachedPlace(
+            id=launch.id,
+            name=launch.plan.name,
+            process=this_process(),
+            socket=os.path.join(self._directory, "calls"),
+            version=__version__,
+            launched=time.time(),
+            model_dir=absolute(self._cluster.model_dir) if self._cluster.model_dir else "",
+        )
+
+    def start(self) -> None:
+        """Submit the nodes, and answer from now on."""
+        self._cluster.start()
+        server = CallServer(self._place.socket, self._methods(), StopRequests(self._cluster.request_stop))
+        server.start()
+        places.publish(self._place)
+        self._serve_pages()
+
+    def run(self) -> None:
+        """Train, keep the results for a while, and forget them."""
+        try:
+            self._train()
+        except Exception as error:
+            self._error = error
+            logger.exception("the training of %s failed", self._place.name)
+            self._cluster.stop()
+        status = self._cluster.snapshot().status
+        places.publish(replace(self._place, status=status.value))
+        self._ended.set()
+        with contextlib.suppress(Exception):  # Spark may have ended by itself
+            self._session.stop()
+        self._dismissed.wait(self._launch.keep * _HOUR)
+
+    def close(self) -> None:
+        """Remove what the process has written about itself."""
+        self._cluster.close()
+        places.forget(self._place.id)
+        remove_directory(self._directory)
+
+    def end(self, *_: object) -> None:
+        """Stop the cluster and end the process; called when a signal asks for it."""
+        self._dismissed.set()
+        threading.Thread(target=self._cluster.stop, name="tfos_nb stop", daemon=True).start()
+
+    def _train(self) -> None:
+        """Feed the rows that were given with the launch, and wait for the end.
+
+        Without rows, a cluster that is fed waits for a kernel that feeds it.
+        """
+        launch = self._launch
+        if launch.data:
+            validation = self._rows(launch.validation) if launch.validation else None
+            self._cluster.train(self._rows(launch.data), launch.epochs, validation=validation)
+        if launch.data or launch.plan.input_mode is InputMode.TENSORFLOW:
+            with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
+                self._cluster.wait()
+        self._cluster.await_end()
+
+    def _rows(self, reader: bytes) -> Any:
+        read, _ = unpack(reader)
+        return read(self._session)
+
+    def _serve_pages(self) -> None:
+        """Let the Jupyter server's pages ask this process: Stop, logs, curves, stacks and TensorBoard."""
+        try:
+            from tfos_nb.jupyter.endpoint import the_endpoint  # here, since it imports aiohttp
+
+            the_endpoint().serve(self._cluster)
+        except (ImportError, OSError, RuntimeError, TfosError):
+            logger.warning("pages cannot ask this process: Stop and the logs go by kernels", exc_info=True)
+
+    # --- the calls of kernels ---
+
+    def _methods(self) -> dict[str, Callable[..., Any]]:
+        cluster = self._cluster
+        return {
+            "close": self._close,
+            "curves": cluster.curves,
+            "history": self._history,
+            "log_lines": self._log_lines,
+            "logs": cluster.logs,
+            "plan": lambda: cluster.plan,
+            "result": self._result,
+            "results": self._results,
+            "scale": cluster.scale,
+            "snapshot": self._snapshot,
+            "stacks": cluster.stacks,
+            "stop": cluster.stop,
+            "tensorboard_socket": lambda: cluster.tensorboard_socket,
+            "train": self._train_more,
+            "wait": self._wait,
+            "wait_until_up": cluster.wait_until_up,
+        }
+
+    def _train_more(self, data: bytes, validation: bytes = b"", **options: Any) -> None:
+        held_out = self._rows(validation) if validation else None
+        self._cluster.train(self._rows(data), validation=held_out, **options)
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._launch.data:  # this process feeds it, and then waits itself
+            if not self._ended.wait(timeout):
+                raise TimeoutError(f"cluster {self._place.name} still runs after {timeout:g} s: it continues")
+        else:
+            self._cluster.wait(timeout)
+        self._raise_error()
+        self._cluster.wait()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _results(self) -> dict[str, Any]:
+        self._wait(None)
+        return self._cluster.results()
+
+    def _result(self) -> Any:
+        self._wait(None)
+        return self._cluster.result()
+
+    def _snapshot(self) -> ClusterState:
+        state = self._cluster.snapshot()
+        return replace(state, error=str(self._error)) if self._error is not None and not state.error else state
+
+    def _log_lines(self, node: str, limit: int) -> Sequence[Any]:
+        return list(self._cluster.log_lines(node, limit))
+
+    def _history(self) -> HistoryParts:
+        return HistoryParts(*self._cluster.history.parts())
+
+    def _close(self) -> None:
+        self._cluster.close()
+        self._dismissed.set()
+
+
+def main() -> None:
+    """Run the process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    for chatty in ("py4j", "aiohttp"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Unpickling is safe here: the bytes come from the kernel through an inherited pipe, never from a socket.
+    launch: DetachedLaunch = pickle.load(sys.stdin.buffer)  # noqa: S301
+    with os.fdopen(int(sys.argv[1]), "wb") as ready:
+        try:
+            process = DetachedProcess(launch)
+            process.start()
+        except Exception as error:
+            write_frame(ready, raised(error))
+            raise
+        write_frame(ready, Answer())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, process.end)
+    try:
+        process.run()
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    main()

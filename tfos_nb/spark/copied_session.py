@@ -1,0 +1,56 @@
+"""Configuration of a session, from which another process makes an application of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tfos_nb.errors import PlanError
+from tfos_nb.spark.contexts.base import is_connect
+from tfos_nb.spark.session import active_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["copied_environment", "copied_settings"]
+
+# Set by Spark for the running application, or valid in its process only.
+_OF_THE_APPLICATION = (
+    *("spark.app.id", "spark.app.startTime", "spark.app.submitTime", "spark.app.initial.", "spark.driver.port"),
+    *("spark.executor.id", "spark.repl.", "spark.driver.appUIAddress", "spark.yarn.app.", "spark.org.apache.hadoop."),
+    *("spark.sql.artifact.", "spark.tfos_nb.log", "spark.driver.extraJavaOptions.", "spark.remote"),
+)
+_LISTENERS = "spark.extraListeners"
+_FILTERS = "spark.ui.filters"  # YARN adds one for the running application
+_ENVIRONMENT = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "JPY_PARENT_PID", "SPARKMONITOR_KERNEL_PORT")
+
+
+def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
+    """Return the configuration for an application like this session's; None if there is no session.
+
+    Raises
+    ------
+    PlanError
+        If the session is one of Spark Connect, whose server ends it with its client.
+    """
+    session = active_session() if spark is None else spark
+    if session is None:
+        return None
+    if is_connect(session):
+        raise PlanError(
+            "detach: a Spark Connect session belongs to this kernel, and its server ends it soon after the kernel. "
+            "Use a session of Spark itself, or launch without detach and leave the kernel running"
+        )
+    settings = dict(session.sparkContext.getConf().getAll())
+    settings.update({key: str(value) for key, value in session.conf.getAll.items() if key.startswith("spark.sql.")})
+    kept = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_APPLICATION)}
+    for key, others in ((_LISTENERS, "sparkmonitor"), (_FILTERS, "org.apache.hadoop.yarn")):
+        if others in kept.get(key, ""):
+            names = [name for name in kept.pop(key).split(",") if not name.strip().startswith(others)]
+            kept |= {key: ",".join(names)} if names else {}
+    return kept
+
+
+def copied_environment() -> dict[str, str]:
+    """Return this process's environment without what ties a process to this kernel and its JVM."""
+    return {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
