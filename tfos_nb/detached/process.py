@@ -24,14 +24,14 @@ from tfos_nb.detached.messages import Answer, HistoryParts, raised
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallServer, StopRequests
 from tfos_nb.detached.starting import DetachedLaunch
-from tfos_nb.errors import TfosError
+from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.records.run import this_process
 from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.session import session_with, spark_session
-from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.version import __version__
 
 logger = logging.getLogger("tfos_nb")
@@ -88,9 +88,10 @@ class DetachedProcess:
         try:
             self._train()
         except Exception as error:
-            self._error = error
-            logger.exception("the training of %s failed", self._place.name)
+            logger.exception("the training of %s has ended early", self._place.name)
             self._cluster.stop()
+            if not self._was_stopped(error):
+                self._error = error
         status = self._cluster.snapshot().status
         places.publish(replace(self._place, status=status.value))
         self._ended.set()
@@ -122,6 +123,11 @@ class DetachedProcess:
             with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
                 self._cluster.wait()
         self._cluster.await_end()
+
+    def _was_stopped(self, error: Exception) -> bool:
+        """Return whether rows could not be fed because a user has stopped the cluster."""
+        state = self._cluster.snapshot()
+        return isinstance(error, ClusterClosed) and state.status is ClusterStatus.STOPPED and not state.error
 
     def _rows(self, reader: bytes) -> Any:
         read, _ = unpack(reader)

@@ -60,9 +60,7 @@ class TfosMagics(Magics, Defaults):
             view.follow(cluster)
             if options.detach:
                 name = options.variable
-                view.hint(
-                    f"{name} outlives this kernel: %tfos_attach {name} shows it in another; {name}.stop() stops it."
-                )
+                view.hint(f"{name} outlives this kernel: %tfos_attach shows it in another; {name}.stop() stops it.")
                 view.leave()
                 return
             _TrainingWork(cluster, view, options, data, held_out).run()

@@ -53,8 +53,8 @@ class ClusterLines(Magics):
     defaults : Defaults
         The settings of ``%config``.
     provided : mapping of str to callable, optional
-        Functions that are called instead of this package's ``attach``, ``show_panel``, ``show_tensorboard``, ``show_runs`` or
-        ``predict``.
+        Functions that are called instead of this package's ``attach``, ``show_panel``, ``show_tensorboard``,
+        ``show_runs`` or ``predict``.
     """
 
     def __init__(

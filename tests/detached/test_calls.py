@@ -1,0 +1,206 @@
+"""Calls over the socket of a detached cluster's process: values, errors, and who may stop it."""
+
+from __future__ import annotations
+
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tfos_nb
+from tfos_nb.detached import places
+from tfos_nb.detached.attached import AttachedCluster, packed_reader
+from tfos_nb.detached.messages import HistoryParts, error_of, raised
+from tfos_nb.detached.places import DetachedPlace
+from tfos_nb.detached.server import CallServer, StopRequests
+from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, RendezvousTimeout
+from tfos_nb.records.run import this_process
+from tfos_nb.runtime.code.payload import unpack
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.reports import StepReport
+from tfos_nb.state.cluster_state import (
+    ClusterState,
+    ClusterStatus,
+    FeedProgress,
+    GpuUse,
+    LogLine,
+    NodeState,
+    NodeStatus,
+)
+from tfos_nb.state.history import History
+from tfos_nb.state.training_curve import Point
+
+STATE = ClusterState(
+    "mnist",
+    "abcdef000001",
+    status=ClusterStatus.RUNNING,
+    nodes=(
+        NodeState("worker:0", NodeStatus.TRAINING, gpu_use=(GpuUse("A", 3.0),), curves={"loss": (1.0, 2)}, epoch=2),
+        NodeState("worker:1"),
+    ),
+    feed=FeedProgress(1, 2, 30),
+    log=(LogLine(1.5, "worker:0", "x"),),
+    points=(Point(1, 2, {"loss": 0.5}),),
+)
+
+
+@pytest.mark.parametrize("value", [STATE, ClusterPlan(workers=3, ps=1, chief="trains"), {"worker:0": np.arange(3)}])
+def test_states_plans_and_results_travel_whole(value: Any) -> None:
+    np.testing.assert_equal(wire.decode(wire.encode(value)), value)
+
+
+def test_a_status_that_does_not_exist_is_refused() -> None:
+    data = wire.encode(NodeState("worker:0")).replace(b"PLANNED", b"PLANNEX")
+    with pytest.raises(ValueError, match="PLANNEX"):
+        wire.decode(data)
+
+
+def test_a_history_travels_whole() -> None:
+    made = History("worker:0", 2)
+    for step in range(1, 4):
+        made.record("worker:0", StepReport(epoch=1, step=step, metrics={"loss": 1 / step}, epoch_end=step == 3))
+        made.record("worker:1", StepReport(epoch=1, step=step, metrics={"loss": 2 / step}))
+    made.begin_anew()
+    parts = wire.expect(HistoryParts, wire.encode(HistoryParts(*made.parts())))
+    again = History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+    assert again.epochs == made.epochs
+    assert again.points() == made.points()
+    assert again.points("worker:1") == made.points("worker:1")
+    assert again.steps() == made.steps()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NodeFailed(
+            "died", node="worker:1", host="h", executor="3", exit_code=1, signal="SIGKILL", log_tail="x", others=2
+        ),
+        NodeFailed("ValueError: no", node="worker:0", remote_traceback="Traceback …\nValueError: no"),
+        RendezvousTimeout("1 of 2 nodes", ("worker:1",)),
+        FeedFailed("column 'x' has a null"),
+        PlanError("no"),
+        ClusterClosed("over"),
+        TimeoutError("still runs"),
+        ValueError("no node"),
+    ],
+)
+def test_an_error_is_raised_as_it_was(error: Exception) -> None:
+    again = error_of(wire.decode(wire.encode(raised(error))))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_an_unknown_error_keeps_its_name() -> None:
+    again = error_of(raised(ZeroDivisionError("by zero")))
+    assert (type(again), str(again)) == (RuntimeError, "ZeroDivisionError: by zero")
+
+
+class Stops:
+    """A cluster's answers to requests to stop: the second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def __call__(self) -> str:
+        self.requests += 1
+        return "stopping" if self.requests == 1 else "ending at once"
+
+
+def test_only_the_second_request_of_one_kernel_ends_the_cluster_at_once() -> None:
+    stops = Stops()
+    requests = StopRequests(stops)
+    assert [requests.ask("a"), requests.ask("b")] == ["stopping", "stopping"]
+    assert stops.requests == 1
+    assert requests.ask("b") == "ending at once"
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AttachedCluster, dict[str, Any], Stops]]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    stops, methods = Stops(), dict[str, Any]()
+    methods.update(plan=lambda: ClusterPlan(), snapshot=lambda: STATE)
+    server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
+    server.start()
+    place = DetachedPlace(STATE.id, "mnist", this_process(), str(tmp_path / "calls"), tfos_nb.__version__, time.time())
+    places.publish(place)
+    yield tfos_nb.attach("mnist"), methods, stops
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_call_returns_or_raises_what_the_method_does(served: Any, tmp_path: Path) -> None:
+    cluster, methods, stops = served
+    assert stat.S_IMODE((tmp_path / "calls").stat().st_mode) == 0o600
+    assert cluster.snapshot() == STATE
+    assert cluster.plan == ClusterPlan()
+    methods["logs"] = lambda node: {"": "chief", "worker:1": "one"}[node]
+    assert (cluster.logs(), cluster.logs("worker:1")) == ("chief", "one")
+    with pytest.raises(KeyError):
+        cluster.logs("worker:7")
+    methods["results"] = lambda: {"worker:0": {"loss": [0.5], "weights": np.ones(2)}}
+    np.testing.assert_equal(cluster.results(), {"worker:0": {"loss": [0.5], "weights": np.ones(2)}})
+    other = tfos_nb.attach()
+    assert [cluster.request_stop(), other.request_stop(), other.request_stop()] == [
+        "stopping",
+        "stopping",
+        "ending at once",
+    ]
+    assert stops.requests == 2
+
+
+def test_a_long_call_delays_no_other(served: Any) -> None:
+    cluster, methods, _ = served
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait(timeout: float | None) -> None:
+        begun.set()
+        may_end.wait(30)
+
+    methods["wait"] = wait
+    waiting = threading.Thread(target=cluster.wait, daemon=True)
+    waiting.start()
+    assert begun.wait(30)
+    assert cluster.snapshot() == STATE
+    may_end.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: Any, tmp_path: Path) -> None:
+    cluster, _, _ = served
+    (tmp_path / "calls").unlink()
+    state = cluster.snapshot()
+    assert (state.status, state.nodes) == (ClusterStatus.FAILED, STATE.nodes)
+    assert "has gone without a result" in state.error
+    with pytest.raises(ClusterClosed, match="has gone without a result"):
+        cluster.wait()
+    places.forget(STATE.id)
+    with pytest.raises(ClusterClosed, match="mnist: its process has ended, and keeps its results no longer"):
+        cluster.logs()
+
+
+class Frame:
+    """A value with a DataFrame's attributes."""
+
+    rdd = None
+    isStreaming = False  # noqa: N815 - Spark's name
+
+
+@pytest.mark.parametrize("value", [Frame(), "rows.parquet", None])
+def test_rows_of_the_kernel_are_refused_with_what_to_do(served: Any, value: Any) -> None:
+    cluster, _, _ = served
+    with pytest.raises(PlanError, match=r"^data: a detached cluster reads its rows itself.*df\.write\.parquet"):
+        cluster.train(value)
+
+
+def test_a_function_that_reads_rows_travels_by_value() -> None:
+    path = "hdfs:///rows"
+    read, _ = unpack(packed_reader("data", lambda spark: (spark, path)))
+    assert read("session") == ("session", "hdfs:///rows")  # type: ignore[call-arg,arg-type]

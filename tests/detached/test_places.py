@@ -1,0 +1,133 @@
+"""Files of detached clusters' processes, and what ``attach`` says of those that it cannot ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tfos_nb
+from tfos_nb.detached import places
+from tfos_nb.detached.places import DetachedPlace
+from tfos_nb.driver.settings import Settings
+from tfos_nb.errors import PlanError
+from tfos_nb.records.run import this_process
+from tfos_nb.runtime.control.plan import ClusterPlan
+
+HERE = this_process()
+GONE = replace(HERE, started=HERE.started - 86_400)  # the number is another process's now, as after a restart
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def a_place(name: str = "mnist", number: int = 1, **fields: object) -> DetachedPlace:
+    usual = DetachedPlace(f"abcdef{number:06}", name, HERE, "/nowhere/calls", tfos_nb.__version__, time.time() + number)
+    made = replace(usual, **fields)  # type: ignore[arg-type]
+    places.publish(made)
+    return made
+
+
+def test_a_place_is_read_as_it_was_written_and_only_by_its_user(data_home: Path) -> None:
+    made = a_place(model_dir="/models")
+    assert places.find(made.id) == made
+    assert tfos_nb.clusters() == [made]
+    (file,) = data_home.rglob("*.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    made.log.write_text("output")
+    places.forget(made.id)
+    assert list(file.parent.iterdir()) == []
+    assert tfos_nb.clusters() == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"id": 1}', '{"process": {}}', json.dumps({"id": "abcdef000001", "process": [1]})],
+)
+def test_a_file_that_is_no_place_is_left_out(content: str) -> None:
+    made = a_place()
+    (places.detached_directory() / f"{made.id}.json").write_text(content)
+    assert places.find(made.id) is None
+    assert tfos_nb.clusters() == []
+    assert places.find("../abcdef000001") is None
+
+
+def test_the_newest_running_cluster_of_a_name_is_meant_or_the_one_with_the_id() -> None:
+    a_place(number=1, process=GONE)
+    a_place(number=2, status="DONE", process=GONE)
+    assert [one.status for one in tfos_nb.clusters()] == ["DONE", "LOST"], "the newest first"
+    with pytest.raises(
+        PlanError, match=r"^mnist has ended \(DONE\), and its process, which kept its results, has gone"
+    ):
+        tfos_nb.attach("mnist")
+    with pytest.raises(PlanError, match=r"^mnist: its process \d+ on .* has gone without a result"):
+        tfos_nb.attach("abcdef000001")
+
+
+def test_of_a_host_that_has_restarted_attach_names_the_last_checkpoint(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    (models / "states").mkdir(parents=True)
+    (models / "tfos_runs").mkdir()
+    for number, file in enumerate(("states/step-7", "states/step-9", "tfos_runs/run.json")):
+        (models / file).write_text("x")
+        os.utime(models / file, (1_800_000_000 + number,) * 2)
+    a_place(process=GONE, model_dir=str(models))
+    with pytest.raises(PlanError, match=r"The last checkpoint or model in .*models is states/step-9, of 2027-01-1"):
+        tfos_nb.attach()
+    a_place(process=GONE, model_dir="s3://bucket/mnist")
+    with pytest.raises(PlanError, match=r"What it has saved is in s3://bucket/mnist\."):
+        tfos_nb.attach()
+    a_place(process=GONE, model_dir=str(tmp_path / "absent"))
+    with pytest.raises(PlanError, match="It has saved nothing in "):
+        tfos_nb.attach()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"version": "9.9"}, r"launched with tfos_nb 9\.9, and this kernel has .*`kill \d+` stops it"),
+        (
+            {"process": replace(HERE, host="elsewhere")},
+            "its process runs on host elsewhere: attach from a kernel there",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_asked_from_here_is_refused(fields: dict[str, object], said: str) -> None:
+    a_place(**fields)
+    with pytest.raises(PlanError, match=said):
+        tfos_nb.attach("mnist")
+
+
+def test_a_name_that_no_cluster_has_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(PlanError, match="no detached cluster on this host: launch"):
+        tfos_nb.attach("mnist")
+    a_place(number=1)
+    a_place("cifar", 2)
+    with pytest.raises(PlanError, match=r"no detached cluster 'minst'.*did you mean 'mnist'\?; there are cifar, mnist"):
+        tfos_nb.attach("minst")
+    with pytest.raises(PlanError, match=r"several clusters are possible \(cifar, mnist\): name one"):
+        tfos_nb.attach()
+
+
+def test_files_of_processes_that_have_gone_long_ago_are_removed() -> None:
+    old = a_place(process=GONE, launched=time.time() - 40 * 86_400)
+    lives = a_place(number=2, launched=time.time() - 40 * 86_400)
+    assert tfos_nb.clusters() == [lives]
+    assert places.find(old.id) is None
+
+
+def test_a_launch_without_a_model_dir_leaves_that_of_a_detached_cluster_alone() -> None:
+    plan = ClusterPlan(name="mnist")
+    usual = Settings().model_dir_for("mnist")
+    a_place(model_dir=usual)
+    a_place(number=2, model_dir=f"{usual}-2", process=GONE)
+    assert Settings().for_plan(plan, places.model_dirs()).model_dir_for("mnist") == f"{usual}-2"
