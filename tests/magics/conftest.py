@@ -142,11 +142,14 @@ def launcher() -> Launcher:
     return Launcher()
 
 
+SHOWN = ("show_panel", "show_tensorboard", "predict")
+
+
 class Provided(dict[str, Any]):
     """Records the line magics' calls to other parts of the package, which return ``returns``."""
 
     def __init__(self) -> None:
-        super().__init__({name: partial(self.called, name) for name in ("show_panel", "show_tensorboard", "predict")})
+        super().__init__({name: partial(self.called, name) for name in ("attach", *SHOWN)})
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.returns: Any = None
 

@@ -293,3 +293,34 @@ def end_of(*names):
         if thread.name in names:
             thread.join(DEADLINE)
             assert not thread.is_alive()
+
+
+# --- detached
+
+READER = "def rows(spark): return spark.range(3)\n"
+
+
+def test_a_detached_cluster_gets_the_functions_that_read_its_rows_and_the_cell_returns(run, launcher, shell):
+    line = "%%tfos_cluster mnist --detach --keep 2 --data rows --validation rows --epochs 3"
+    result, shown = run(f"{line}\n{READER}{MAIN}")
+    assert result.success
+    options = launcher.last.options
+    assert options["data"] is options["validation"] is shell.user_ns["rows"]
+    assert (options["detach"], options["keep"], options["epochs"]) == (True, 2.0, 3)
+    assert launcher.last.calls == [], "its process feeds it and waits"
+    assert "mnist outlives this kernel: %tfos_attach shows it in another; mnist.stop() stops it." in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--detach --data train_df", "--data train_df: with --detach a function that reads the rows, such as def"),
+        ("--detach --data trian", "--data trian: no such variable"),
+        ("--detach --wait", "--wait: not together with --detach"),
+        ("--keep 2", "--keep 2 needs --detach"),
+        ("--detach --keep soon", "--keep soon: must be a number of hours, 0 or more"),
+    ],
+)
+def test_what_cannot_be_detached_is_refused_before_anything_starts(run, launcher, line, message):
+    assert message in run(f"%%tfos_cluster mnist {line}\n{MAIN}")[1]
+    assert launcher.clusters == []

@@ -4,6 +4,8 @@ from IPython.core.completer import provisionalcompleter
 import tfos_nb.magics
 from tests.magics.conftest import Rows
 from tests.magics.test_cluster import MAIN
+from tfos_nb.detached.places import DetachedPlace, publish
+from tfos_nb.records.run import this_process
 
 
 @pytest.fixture
@@ -67,6 +69,19 @@ def test_choices_functions_and_variables_are_offered_after_their_options(offered
     text = "%%tfos_cluster mnist --fn \ndef main(args, ctx):\n    def inner(): pass\n"
     assert offered(text, text.index("\n"))[0] == ["main", "outside"]
     assert offered("%%tfos_cluster mnist --args ")[0] == ["limit", "options"]
+
+
+def test_with_detach_functions_are_offered_as_rows(offered, shell):
+    shell.user_ns["rows"] = lambda spark: spark.range(3)
+    assert "rows" in offered("%%tfos_cluster mnist --detach --data ")[0]
+    assert "rows" not in offered("%%tfos_cluster mnist --data ")[0]
+
+
+def test_detached_clusters_are_offered(offered, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    process = this_process()
+    publish(DetachedPlace("abcdef000001", "night", process, "/nowhere", "0", 1e9))
+    assert offered("%tfos_attach ")[0] == ["night"]
 
 
 def test_clusters_and_nodes_are_offered(offered, run, launcher):

@@ -107,6 +107,7 @@ def test_without_a_cluster_the_line_magics_say_how_to_start_one(run):
         ("tfos_doctor", "say how to install what is missing"),
         ("tfos_panel", "usage: %tfos_panel [NAME]"),
         ("tfos_runs", "usage: %tfos_runs [DIR]"),
+        ("tfos_attach", "usage: %tfos_attach [NAME] [VAR]"),
     ],
 )
 def test_the_question_mark_shows_the_options_of_every_line_magic(shell, magic, told):
@@ -321,6 +322,24 @@ def test_tensorboard_of_a_directory_needs_no_cluster(run, provided, tmp_path: Pa
     assert provided.calls == [
         ("show_tensorboard", (None,), {"log_dir": str(tmp_path), "height": 800, "frame": True}),
     ]
+
+
+def test_attach_makes_a_detached_cluster_a_variable_and_shows_it(run, mnist, shell, provided):
+    mnist.id = "abcdef000001"
+    provided.returns = mnist
+    assert run("%tfos_attach abcdef000001 night")[0].success
+    assert shell.user_ns["night"] is mnist
+    assert run("%tfos_attach")[0].success, "its name is the variable that it has already"
+    assert provided.calls == [
+        ("attach", ("abcdef000001",), {}),
+        ("show_panel", (mnist,), {}),
+        ("attach", ("",), {}),
+        ("show_panel", (mnist,), {}),
+    ]
+    assert run("%tfos_attach mnist train_df")[1].strip() == (
+        "PlanError: train_df: NAME would overwrite your Rows train_df; take another"
+    )
+    assert "VAR" in run("%tfos_attach mnist 1x")[1]
 
 
 def test_showing_a_cluster_does_not_change_its_status(run, mnist):

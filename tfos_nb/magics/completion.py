@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
+from tfos_nb.detached.places import places
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import LineParser, is_data
 from tfos_nb.magics.clusters import clusters_of
@@ -143,6 +144,15 @@ def _data(place: _Place) -> list[str]:
     return sorted(name for name, value in place.names.items() if kinds[type(value)])
 
 
+def _rows(place: _Place) -> list[str]:
+    """Return what a cluster can be fed: with --detach the functions that read rows."""
+    return _functions(place) if "--detach" in place.words else _data(place)
+
+
+def _detached(_: _Place) -> list[str]:
+    return sorted({place.name for place in places()})
+
+
 def _clusters(place: _Place) -> list[str]:
     return sorted(clusters_of(place.names))
 
@@ -172,10 +182,11 @@ def _modes(_: _Place) -> list[str]:
 
 
 _VALUES: dict[str, Callable[[_Place], list[str]]] = {
-    "data": _data,
-    "validation": _data,
+    "data": _rows,
+    "validation": _rows,
     "df": _data,
     "cluster": _clusters,
+    "detached": _detached,
     "node": _nodes,
     "fn": _functions,
     "args": _variables,
