@@ -129,6 +129,10 @@ for _number, _lr in enumerate((0.01, 0.001)):
         _file.write(_to_json(_run))
 """
 
+_DETACHED = """
+frame.write.parquet(folder + "/mnist")
+"""
+
 OF_PAGE = {
     "feeding": _FEEDING,
     "recovery": _RECOVERY,
@@ -140,4 +144,5 @@ OF_PAGE = {
     "mlflow": _MLFLOW,
     "magics": _MAGICS,
     "runs": _RUNS,
+    "detached": _DETACHED,
 }

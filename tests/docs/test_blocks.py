@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, CHECKOUT, PAGES, Block, blocks_of
 from tests.waiting import until
+from tfos_nb.detached.attached import AttachedCluster
+from tfos_nb.errors import ClusterClosed
 from tfos_nb.jupyter import endpoint
 
 LANGUAGES = {"python", "bash", "diff", "text"}
@@ -63,6 +66,7 @@ def shell(
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     monkeypatch.setattr(endpoint, "_the_one", [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(tfos_nb.launch.__kwdefaults__, "record", True)
@@ -77,6 +81,9 @@ def shell(
     for value in list(made.user_ns.values()):
         if isinstance(value, tfos_nb.Cluster):
             value.close()
+        elif isinstance(value, AttachedCluster):
+            with suppress(ClusterClosed):  # the page has closed it
+                value.close()
     for one in endpoint._the_one:
         one.close()
     spark.catalog.clearCache()
