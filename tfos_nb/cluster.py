@@ -253,13 +253,17 @@ def launch(
             recorded,
             spark=spark,
             mlflow=mlflow,
-            keep=check_seconds("keep", keep),
+            keep=keep,
             data=data,
             validation=validation,
             epochs=epochs,
         )
-        if wait_until_up:
-            attached.wait_until_up()
+        try:
+            if wait_until_up:
+                attached.wait_until_up()
+        except BaseException:  # as below
+            attached.close()
+            raise
         return attached  # type: ignore[no-any-return]
     _refuse_data(data, validation)
     follower = follower_of(mlflow)

@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tfos_nb.state.cluster_state import (
 )
 from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import Point
+from tfos_nb.widgets.cluster_display import cluster_bundle
 
 STATE = ClusterState(
     "mnist",
@@ -48,6 +50,9 @@ STATE = ClusterState(
     log=(LogLine(1.5, "worker:0", "x"),),
     points=(Point(1, 2, {"loss": 0.5}),),
 )
+
+
+ALREADY = "mnist is stopping already; ask again to end it at once"
 
 
 @pytest.mark.parametrize("value", [STATE, ClusterPlan(workers=3, ps=1, chief="trains"), {"worker:0": np.arange(3)}])
@@ -108,7 +113,10 @@ class Stops:
     def __init__(self) -> None:
         self.requests = 0
 
-    def __call__(self) -> str:
+    def snapshot(self) -> ClusterState:
+        return replace(STATE, status=ClusterStatus.STOPPING) if self.requests else STATE
+
+    def request_stop(self) -> str:
         self.requests += 1
         return "stopping" if self.requests == 1 else "ending at once"
 
@@ -116,9 +124,17 @@ class Stops:
 def test_only_the_second_request_of_one_kernel_ends_the_cluster_at_once() -> None:
     stops = Stops()
     requests = StopRequests(stops)
-    assert [requests.ask("a"), requests.ask("b")] == ["stopping", "stopping"]
+    assert [requests.ask("a"), requests.ask("b")] == ["stopping", ALREADY]
     assert stops.requests == 1
     assert requests.ask("b") == "ending at once"
+
+
+def test_presses_on_two_pages_at_the_same_moment_count_as_one() -> None:
+    stops = Stops()
+    requests = StopRequests(stops)
+    assert [requests.ask(""), requests.ask("")] == ["stopping", ALREADY]
+    requests._asked[""] -= 2.0  # seconds: a person has read the answer
+    assert requests.ask("") == "ending at once"
 
 
 @pytest.fixture
@@ -126,6 +142,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[At
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     stops, methods = Stops(), dict[str, Any]()
     methods.update(plan=lambda: ClusterPlan(), snapshot=lambda: STATE)
+    history = History("worker:0")
+    history.record("worker:0", StepReport(epoch=1, step=1, metrics={"loss": 0.5}))
+    methods["history"] = lambda: HistoryParts(*history.parts())
     server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
     server.start()
     place = DetachedPlace(STATE.id, "mnist", this_process(), str(tmp_path / "calls"), tfos_nb.__version__, time.time())
@@ -149,10 +168,17 @@ def test_a_call_returns_or_raises_what_the_method_does(served: Any, tmp_path: Pa
     other = tfos_nb.attach()
     assert [cluster.request_stop(), other.request_stop(), other.request_stop()] == [
         "stopping",
-        "stopping",
+        ALREADY,
         "ending at once",
     ]
     assert stops.requests == 2
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_own(served: Any) -> None:
+    cluster, methods, _ = served
+    methods["result"] = object
+    with pytest.raises(RuntimeError, match="object cannot be sent as data"):
+        cluster.result()
 
 
 def test_a_long_call_delays_no_other(served: Any) -> None:
@@ -175,8 +201,15 @@ def test_a_long_call_delays_no_other(served: Any) -> None:
 
 def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: Any, tmp_path: Path) -> None:
     cluster, _, _ = served
+    points = cluster.history.points()
+    assert len(points) == 1
     (tmp_path / "calls").unlink()
     state = cluster.snapshot()
+    assert cluster.history.points() == points
+    assert cluster.log_lines() == list(STATE.log)
+    assert cluster.curves()["metric"] == "loss"
+    assert (cluster.plan, cluster.tensorboard_socket) == (ClusterPlan(), "")
+    assert "has gone without a result" in cluster_bundle(cluster)["text/plain"]
     assert (state.status, state.nodes) == (ClusterStatus.FAILED, STATE.nodes)
     assert "has gone without a result" in state.error
     with pytest.raises(ClusterClosed, match="has gone without a result"):
@@ -184,6 +217,7 @@ def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: A
     places.forget(STATE.id)
     with pytest.raises(ClusterClosed, match="mnist: its process has ended, and keeps its results no longer"):
         cluster.logs()
+    cluster.close()
 
 
 class Frame:

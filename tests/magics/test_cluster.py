@@ -308,7 +308,7 @@ def test_a_detached_cluster_gets_the_functions_that_read_its_rows_and_the_cell_r
     assert options["data"] is options["validation"] is shell.user_ns["rows"]
     assert (options["detach"], options["keep"], options["epochs"]) == (True, 2.0, 3)
     assert launcher.last.calls == [], "its process feeds it and waits"
-    assert "mnist outlives this kernel: %tfos_attach shows it in another; mnist.stop() stops it." in shown
+    assert "mnist outlives this kernel: %tfos_attach mnist shows it in another; mnist.stop() stops it." in shown
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import uuid
@@ -15,12 +16,13 @@ from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, Call, HistoryParts, Raised, check_peer, error_of
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.driver.settings import check_seconds
-from tfos_nb.errors import ClusterClosed, PlanError, near
+from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
 from tfos_nb.interrupts import interruptible
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack_reader
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import read_frame, write_frame
+from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.history import History
 from tfos_nb.version import __version__
@@ -28,6 +30,7 @@ from tfos_nb.version import __version__
 __all__ = ["AttachedCluster", "attach", "clusters"]
 
 _CONNECTED_WITHIN = 10.0  # seconds
+_NO_MODELS = ("tfos_runs", "logs")
 _FILES_SEEN = 10_000  # in a model directory whose newest file is looked for
 
 
@@ -79,8 +82,8 @@ def attach(name: str = "") -> AttachedCluster:
 
 def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
     fitting = [one for one in known if name in ("", one.name, one.id)]
-    running = [one for one in fitting if one.status == "RUNNING"]
-    meant = running or fitting
+    here = [one for one in fitting if one.process.runs()]
+    meant = [one for one in here or fitting if one.status == "RUNNING"] or here or fitting
     if not meant:
         listed = ", ".join(dict.fromkeys(one.name for one in known))
         raise PlanError(
@@ -113,8 +116,10 @@ def _newest_file(directory: str) -> str:
         return f"What it has saved is in {directory}"
     newest, at = "", 0.0
     for file in islice(Path(directory).rglob("*"), _FILES_SEEN):
-        if file.is_file() and "tfos_runs" not in file.parts and (changed := file.stat().st_mtime) > at:
-            newest, at = str(file.relative_to(directory)), changed
+        with contextlib.suppress(OSError):  # the file may be removed meanwhile
+            changed, inside = file.stat().st_mtime, file.relative_to(directory)
+            if file.is_file() and inside.parts[0] not in _NO_MODELS and changed > at:
+                newest, at = str(inside), changed
     if not newest:
         return f"It has saved nothing in {directory}"
     told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
@@ -139,9 +144,11 @@ class AttachedCluster(Rich):
     """
 
     _rich = "cluster"
+    reads_its_rows = True  # train() takes functions
 
     def __init__(self, place: DetachedPlace) -> None:
         self.id = place.id
+        self._history = History("")
         self._place = place
         self._client = uuid.uuid4().hex
         self._plan: ClusterPlan = self._call("plan")
@@ -194,7 +201,6 @@ class AttachedCluster(Rich):
     def scale(self, *, workers: int) -> None:
         """Change the number of workers: see :meth:`tfos_nb.Cluster.scale`."""
         self._call("scale", workers=workers)
-        self._plan = self._call("plan")
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
@@ -235,14 +241,17 @@ class AttachedCluster(Rich):
 
     def close(self) -> None:
         """End the cluster at once, if it has not ended, and its process, which then forgets its results."""
-        self._call("close")
+        with contextlib.suppress(ClusterClosed):  # its process has gone
+            self._call("close")
         places.forget(self.id)
 
     # --- what it looks like ---
 
     @property
     def plan(self) -> ClusterPlan:
-        """The plan that was requested last."""
+        """The plan that was requested last; the last known one if the process has gone."""
+        with contextlib.suppress(ClusterClosed):
+            self._plan = self._call("plan")
         return self._plan
 
     @property
@@ -267,12 +276,17 @@ class AttachedCluster(Rich):
     @property
     def history(self) -> History:
         """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`."""
-        parts: HistoryParts = self._call("history")
-        return History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+        with contextlib.suppress(ClusterClosed):
+            parts: HistoryParts = self._call("history")
+            self._history = History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+        return self._history
 
     def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:
         """Return the numbers of a metric's chart as JSON has them, for a page."""
-        return dict(self._call("curves", metric=metric, by=by, node=node))
+        try:
+            return dict(self._call("curves", metric=metric, by=by, node=node))
+        except ClusterClosed:
+            return chart_data(self._history.points(node), metric=metric, by=by, node=node)
 
     def stacks(self, timeout: float = 5.0) -> dict[str, str]:
         """Return where each node's program is: see :meth:`tfos_nb.Cluster.stacks`."""
@@ -284,12 +298,19 @@ class AttachedCluster(Rich):
 
     def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
         """Return a node's newest lines, each with its time; the chief's by default."""
-        return list(self._call("log_lines", node=node, limit=limit))
+        try:
+            return list(self._call("log_lines", node=node, limit=limit))
+        except ClusterClosed:
+            wanted = node or str(self._plan.chief_node)
+            return [line for line in self._last.log if line.node == wanted][-limit:]
 
     @property
     def tensorboard_socket(self) -> str:
         """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run."""
-        return str(self._call("tensorboard_socket"))
+        try:
+            return str(self._call("tensorboard_socket"))
+        except ClusterClosed:
+            return ""
 
     def __repr__(self) -> str:
         state = self.snapshot()
@@ -314,19 +335,24 @@ class AttachedCluster(Rich):
                 with connection.makefile("rwb") as stream:
                     write_frame(stream, Call(method, arguments, self._client))
                     answer = read_frame(stream)
-        except OSError:
-            answer = None
+        except (FileNotFoundError, ConnectionError):
+            raise ClusterClosed(self._gone()) from None
         if isinstance(answer, Answer):
             return answer.value
         if isinstance(answer, Raised):
             raise error_of(answer)
+        if self._place.process.runs():
+            raise TfosError(
+                f"{self._place.name}: its process did not answer {method}; its output is in {self._place.log}"
+            )
         raise ClusterClosed(self._gone())
 
     def _outcome(self) -> ClusterStatus:
         """Return the status with which the cluster ended, if its process has said so before it went."""
         place = places.find(self.id)
-        known = place.status if place is not None else ""
-        return ClusterStatus(known) if known in ("DONE", "FAILED", "STOPPED") else ClusterStatus.FAILED
+        if place is None:  # another kernel has closed it, or its results are no longer kept
+            return ClusterStatus.STOPPED
+        return ClusterStatus.DONE if place.status == "DONE" else ClusterStatus.FAILED
 
     def _gone(self) -> str:
         place = places.find(self.id)

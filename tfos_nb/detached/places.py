@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from tfos_nb.errors import PlanError
 from tfos_nb.jupyter.connection import is_id, private_directory
 from tfos_nb.records.run import Process
 
@@ -64,6 +65,20 @@ class DetachedPlace:
     def is_lost(self) -> bool:
         """Whether its process is known to have gone: it was killed, or its host has restarted."""
         return self.process.runs() is False
+
+    def forget(self) -> None:
+        """Remove the files of a cluster whose process has gone.
+
+        Raises
+        ------
+        PlanError
+            If it still runs, or may run on another host.
+        """
+        if not self.is_lost:
+            raise PlanError(
+                f"{self.name}: its process {self.process.pid} on {self.process.host} may run: close it first"
+            )
+        forget(self.id)
 
 
 def detached_directory() -> Path:

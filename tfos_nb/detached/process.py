@@ -30,7 +30,7 @@ from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
 from tfos_nb.runtime.storage.paths import absolute
-from tfos_nb.spark.session import session_with, spark_session
+from tfos_nb.spark.session import end_jvm, session_with, spark_session
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.version import __version__
 
@@ -61,6 +61,7 @@ class DetachedProcess:
             follower=follower_of(launch.mlflow),
             id=launch.id,
         )
+        self._stops = StopRequests(self._cluster)
         self._directory = private_directory("detached")
         self._dismissed = threading.Event()
         self._error: Exception | None = None  # of the training, where it is not the cluster's own
@@ -78,7 +79,7 @@ class DetachedProcess:
     def start(self) -> None:
         """Submit the nodes, and answer from now on."""
         self._cluster.start()
-        server = CallServer(self._place.socket, self._methods(), StopRequests(self._cluster.request_stop))
+        server = CallServer(self._place.socket, self._methods(), self._stops)
         server.start()
         places.publish(self._place)
         self._serve_pages()
@@ -92,11 +93,12 @@ class DetachedProcess:
             self._cluster.stop()
             if not self._was_stopped(error):
                 self._error = error
-        status = self._cluster.snapshot().status
-        places.publish(replace(self._place, status=status.value))
+        if not self._dismissed.is_set():
+            places.publish(replace(self._place, status=self._snapshot().status.value))
         self._ended.set()
         with contextlib.suppress(Exception):  # Spark may have ended by itself
             self._session.stop()
+            end_jvm()
         self._dismissed.wait(self._launch.keep * _HOUR)
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class DetachedProcess:
         try:
             from tfos_nb.jupyter.endpoint import the_endpoint  # here, since it imports aiohttp
 
-            the_endpoint().serve(self._cluster)
+            the_endpoint().serve(_OfPages(self._cluster, self._stops))
         except (ImportError, OSError, RuntimeError, TfosError):
             logger.warning("pages cannot ask this process: Stop and the logs go by kernels", exc_info=True)
 
@@ -192,7 +194,9 @@ class DetachedProcess:
 
     def _snapshot(self) -> ClusterState:
         state = self._cluster.snapshot()
-        return replace(state, error=str(self._error)) if self._error is not None and not state.error else state
+        if self._error is None or state.error or not state.status.ended:
+            return state
+        return replace(state, status=ClusterStatus.FAILED, error=str(self._error))
 
     def _log_lines(self, node: str, limit: int) -> Sequence[Any]:
         return list(self._cluster.log_lines(node, limit))
@@ -201,8 +205,22 @@ class DetachedProcess:
         return HistoryParts(*self._cluster.history.parts())
 
     def _close(self) -> None:
-        self._cluster.close()
         self._dismissed.set()
+        self._cluster.close()
+
+
+class _OfPages:
+    """The cluster as pages ask for it: their Stop counts with those of the kernels."""
+
+    def __init__(self, cluster: Cluster, stops: StopRequests) -> None:
+        self._cluster, self._stops = cluster, stops
+
+    def request_stop(self) -> str:
+        """Ask for a stop."""
+        return self._stops.ask("")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
 
 
 def main() -> None:

@@ -6,43 +6,49 @@ import logging
 import os
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfos_nb.detached.messages import Answer, Call, Raised, check_peer, raised
+from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.processes import read_frame, write_frame
+from tfos_nb.state.cluster_state import ClusterStatus
 
 __all__ = ["CallServer", "StopRequests"]
 
 logger = logging.getLogger(__name__)
 
+_AT_ONCE = 1.0  # seconds within which the requests of two pages count as one
+
 
 class StopRequests:
-    """Requests to stop, of several kernels.
+    """Requests to stop, of several kernels and pages.
 
-    The second request of one kernel ends the cluster at once. So a kernel that asks for the first time, while another
-    has asked already, must not count as a second request.
+    The second request to a cluster ends it at once. So the first request of a kernel must not count as a second one,
+    although another has asked already; nor must a second page's that comes at the same moment.
 
     Parameters
     ----------
-    request_stop : callable
-        The cluster's.
+    cluster : Cluster
+        The cluster.
     """
 
-    def __init__(self, request_stop: Callable[[], str]) -> None:
-        self._request_stop = request_stop
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
         self._lock = threading.Lock()
-        self._clients: set[str] = set()
-        self._said = ""
+        self._asked: dict[str, float] = {}
 
     def ask(self, client: str) -> str:
-        """Ask for a stop; return what happens now."""
+        """Ask for a stop; return what happens now. All pages are the client ``""``."""
         with self._lock:
-            first, is_new = not self._clients, client not in self._clients
-            self._clients.add(client)
-            if first or not is_new:
-                self._said = self._request_stop()
-            return self._said
+            last, now = self._asked.get(client), time.monotonic()
+            self._asked[client] = now
+            is_new = last is None or (not client and now - last < _AT_ONCE)
+            state = self._cluster.snapshot()
+            if is_new and state.status is ClusterStatus.STOPPING:
+                return f"{state.name} is stopping already; ask again to end it at once"
+            return str(self._cluster.request_stop())
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -53,8 +59,13 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         check_peer(self.connection)
         call = read_frame(self.rfile)
-        if isinstance(call, Call):
-            write_frame(self.wfile, self.server.answer(call))
+        if not isinstance(call, Call):
+            return
+        answer = self.server.answer(call)
+        try:
+            write_frame(self.wfile, answer)
+        except wire.NotData as error:
+            write_frame(self.wfile, raised(error))
 
 
 class CallServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -72,6 +83,7 @@ class CallServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # kernels that wait for an answer do not count
 
     def __init__(self, path: str, methods: Mapping[str, Callable[..., Any]], stop: StopRequests) -> None:
         self._methods, self._stop = methods, stop

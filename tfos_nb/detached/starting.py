@@ -33,6 +33,7 @@ __all__ = ["DetachedLaunch", "start_detached"]
 _MODULE = "tfos_nb.detached.process"
 _STARTED_WITHIN = 300.0  # seconds for Spark to start an application: on YARN and Kubernetes it may wait for its place
 _LINES_SHOWN = 20
+_LONGEST_KEPT = 10_000.0  # hours
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def start_detached(
     *,
     spark: SparkSession | None,
     mlflow: bool | str | None,
-    keep: float,
+    keep: Any,
     data: Any = None,
     validation: Any = None,
     epochs: int = 1,
@@ -110,6 +111,10 @@ def start_detached(
         If the process does not start; the message has its last output.
     """
     check_count("epochs", epochs, 1)
+    if not isinstance(keep, (int, float)) or isinstance(keep, bool) or not 0 <= keep <= _LONGEST_KEPT:
+        raise PlanError(f"keep must be a number of hours, 0 or more and at most {_LONGEST_KEPT:g}, got {keep!r}")
+    if validation is not None and data is None:
+        raise PlanError("validation= needs data=: without it, give both to cluster.train")
     if data is not None and plan.input_mode is InputMode.TENSORFLOW:
         raise PlanError("data: with input_mode='tensorflow' the nodes read files themselves; leave it out")
     launch = DetachedLaunch(

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from tfos_nb.errors import ClusterClosed, PlanError
-from tfos_nb.magics.arguments import find_data, find_reader, find_variable
+from tfos_nb.magics.arguments import find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.cell_work import CellWork, StoppedByUser
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
@@ -50,7 +50,9 @@ class TfosMagics(Magics, Defaults):
         if refusal:
             raise PlanError(refusal)
         program = self._read(cell or "", options)
-        data, held_out = self._rows(options)
+        data, held_out = options.rows(self._namespace)
+        if not options.detach:
+            check_table(data, held_out)  # before anything starts
         args = None if options.args is None else find_variable("--args", options.args, self._namespace)
         screen = self.screen(options.quiet)
         with LiveView(PlannedCluster(options.plan()), note=program.note, screen=screen) as view:
@@ -59,8 +61,9 @@ class TfosMagics(Magics, Defaults):
             self._namespace[options.variable] = cluster
             view.follow(cluster)
             if options.detach:
+                attach = f"%tfos_attach {cluster.plan.name}"
                 name = options.variable
-                view.hint(f"{name} outlives this kernel: %tfos_attach shows it in another; {name}.stop() stops it.")
+                view.hint(f"{name} outlives this kernel: {attach} shows it in another; {name}.stop() stops it.")
                 view.leave()
                 return
             _TrainingWork(cluster, view, options, data, held_out).run()
@@ -80,15 +83,6 @@ class TfosMagics(Magics, Defaults):
         if options.variable in parsed.names:
             raise PlanError(f"{options.variable}: the cell defines it; give the cluster another NAME")
         return parsed.run()
-
-    def _rows(self, options: LaunchOptions) -> tuple[Any, Any]:
-        """Return the values of --data and --validation: rows, or with --detach the functions that read them."""
-        find = find_reader if options.detach else find_data
-        data = None if options.data is None else find(options.data, self._namespace)
-        held_out = None if options.validation is None else find(options.validation, self._namespace, "--validation")
-        if not options.detach:
-            check_table(data, held_out)  # before anything starts
-        return data, held_out
 
     def _start(
         self, program: CellProgram, args: Any, options: LaunchOptions, rows: Mapping[str, Any]

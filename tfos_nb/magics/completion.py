@@ -19,7 +19,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from tfos_nb.detached.places import places
+import tfos_nb
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import LineParser, is_data
 from tfos_nb.magics.clusters import clusters_of
@@ -150,7 +150,7 @@ def _rows(place: _Place) -> list[str]:
 
 
 def _detached(_: _Place) -> list[str]:
-    return sorted({place.name for place in places()})
+    return sorted({place.name for place in tfos_nb.clusters()})
 
 
 def _clusters(place: _Place) -> list[str]:

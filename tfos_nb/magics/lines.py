@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from tfos_nb.errors import PlanError, TfosError, check_count, nearest
 from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
-from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data
+from tfos_nb.magics.arguments import check_identifier, find_data, find_reader, find_variable, is_data
 from tfos_nb.magics.cell_work import CellWork
 from tfos_nb.magics.clusters import RunningCluster, check_free, clusters_of, pick, say_stopped
 from tfos_nb.magics.defaults import Defaults
@@ -125,8 +125,7 @@ class ClusterLines(Magics):
             show_bundle(plan_bundle(clusters_of(self._namespace)[words[0]].plan))
             return
         options = parse_options(line, self._defaults.launch_defaults(), magic="%tfos_plan")
-        if options.data is not None:
-            find_data(options.data, self._namespace)
+        options.rows(self._namespace)
         if options.args is not None:
             find_variable("--args", options.args, self._namespace)
         plan = options.plan()
@@ -139,10 +138,11 @@ class ClusterLines(Magics):
         source = parsers.TRAIN.require(found, "df", "DF")
         epochs = 1 if found.epochs is None else found.epochs
         check_count("--epochs", epochs, 1)
-        data = find_data(source, self._namespace, "%tfos_train")
-        held_out = found.validation and find_data(found.validation, self._namespace, "--validation")
-        more = {} if held_out is None else {"validation": held_out}
         name, cluster = pick("%tfos_train", found.cluster, self._namespace)
+        find = find_reader if getattr(cluster, "reads_its_rows", False) else find_data
+        data = find(source, self._namespace, "%tfos_train")
+        held_out = found.validation and find(found.validation, self._namespace, "--validation")
+        more = {} if held_out is None else {"validation": held_out}
         screen = self._defaults.screen()
         with LiveView(cluster, screen=screen) as view:
             CellWork(cluster, partial(cluster.train, data, epochs=epochs, **more), view.say, cluster.plan.name).run()

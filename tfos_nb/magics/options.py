@@ -11,7 +11,7 @@ from typing import Any
 
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError, check_count, nearest
-from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, seconds, whole
+from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, find_data, find_reader, seconds, whole
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 __all__ = ["LaunchOptions", "build_parser", "describe", "parse_options"]
@@ -122,6 +122,13 @@ class LaunchOptions:
     def plan(self) -> ClusterPlan:
         """Return the plan of the line. The plan checks itself."""
         return ClusterPlan(**{field: getattr(self, field) for field in ClusterPlan.field_names()})
+
+    def rows(self, namespace: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the values of --data and --validation: rows, or with --detach the functions that read them."""
+        find = find_reader if self.detach else find_data
+        data = None if self.data is None else find(self.data, namespace)
+        held_out = None if self.validation is None else find(self.validation, namespace, "--validation")
+        return data, held_out
 
     def launch_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for :func:`tfos_nb.launch`."""

@@ -16,7 +16,7 @@ __all__ = ["copied_environment", "copied_settings"]
 
 # Set by Spark for the running application, or valid in its process only.
 _OF_THE_APPLICATION = (
-    *("spark.app.id", "spark.app.startTime", "spark.app.submitTime", "spark.app.initial.", "spark.driver.port"),
+    *("spark.app.id", "spark.app.startTime", "spark.app.submitTime", "spark.app.initial."),
     *("spark.executor.id", "spark.repl.", "spark.driver.appUIAddress", "spark.yarn.app.", "spark.org.apache.hadoop."),
     *("spark.sql.artifact.", "spark.tfos_nb.log", "spark.driver.extraJavaOptions.", "spark.remote"),
 )
@@ -34,9 +34,9 @@ def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
         If the session is one of Spark Connect, whose server ends it with its client.
     """
     session = active_session() if spark is None else spark
-    if session is None:
+    if session is None and "SPARK_REMOTE" not in os.environ:
         return None
-    if is_connect(session):
+    if session is None or is_connect(session):
         raise PlanError(
             "detach: a Spark Connect session belongs to this kernel, and its server ends it soon after the kernel. "
             "Use a session of Spark itself, or launch without detach and leave the kernel running"

@@ -69,6 +69,7 @@ __all__ = [
     "check_dynamic_allocation",
     "check_local_python",
     "check_slots",
+    "end_jvm",
     "gives_gpus",
     "is_stopped",
     "places_beside_exchanges",
@@ -156,7 +157,16 @@ def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSes
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
     """Start a session with this configuration alone, in a process that has none."""
-    return _with_format(_start_embedded(SparkConf().setAll(list(settings.items()))))
+    conf = SparkConf().setAll(list(settings.items()))
+    return _with_format(_start_embedded(conf, is_local=settings.get("spark.master", "local").startswith("local")))
+
+
+def end_jvm() -> None:
+    """End the JVM of a stopped session: this process starts no other one."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # it ends with its input
 
 
 def _own_session(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkSession:
@@ -262,18 +272,19 @@ def _refuse_nobody() -> None:
         ) from None
 
 
-def _start_embedded(conf: SparkConf) -> SparkSession:
+def _start_embedded(conf: SparkConf, *, is_local: bool = True) -> SparkSession:
     _refuse_nobody()
     java = find_java()
     settings = {
         "JAVA_HOME": str(java.home),
-        # Without it the executors take another python3 from PATH, and fail.
-        "PYSPARK_PYTHON": _executors_python(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent)),
-        # Spark does not look up the machine's name, and other machines cannot open its UI.
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
+    if is_local:
+        # Without it the executors take another python3 from PATH, and fail.
+        settings["PYSPARK_PYTHON"] = _executors_python()
+        # Spark does not look up the machine's name, and other machines cannot open its UI.
+        settings["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     settings.update(_join_sparkmonitor(conf, Path(settings["SPARK_HOME"])))
     with _environment(settings):
         if SparkContext._gateway is not None:  # the JVM of a stopped session still runs, and is used again
