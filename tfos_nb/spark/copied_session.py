@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tfos_nb.errors import PlanError
@@ -12,7 +13,7 @@ from tfos_nb.spark.session import active_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["copied_environment", "copied_settings"]
+__all__ = ["copied_environment", "copied_settings", "settings_to_copy"]
 
 # Set by Spark for the running application, or valid in its process only.
 _OF_THE_APPLICATION = (
@@ -43,6 +44,11 @@ def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
         )
     settings = dict(session.sparkContext.getConf().getAll())
     settings.update({key: str(value) for key, value in session.conf.getAll.items() if key.startswith("spark.sql.")})
+    return settings_to_copy(settings)
+
+
+def settings_to_copy(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return a configuration without what belongs to the running application, its kernel or its host's page."""
     kept = {key: value for key, value in settings.items() if not key.startswith(_OF_THE_APPLICATION)}
     for key, others in ((_LISTENERS, "sparkmonitor"), (_FILTERS, "org.apache.hadoop.yarn")):
         if others in kept.get(key, ""):

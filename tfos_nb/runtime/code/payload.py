@@ -213,7 +213,8 @@ def _is_installed(name: str, file: str) -> bool:
 
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Return ``main`` and ``args`` from the result of :func:`pack`, in the node's process."""
-    # Unpickling is safe here: the bytes come from Spark's task closure through an inherited pipe, never from a socket.
+    # Unpickling is safe here: the bytes come from Spark's task closure through an inherited pipe, or, to the process of
+    # a detached cluster, from a kernel of the same user, whom its socket admits alone.
     data, found = pickle.loads(payload)  # noqa: S301
     source_text.remember(found)
     main, args = pickle.loads(data)  # noqa: S301
