@@ -42,6 +42,12 @@ def test_a_server_of_spark_connect_is_refused_before_there_is_a_session(monkeypa
         copied_settings(None)
 
 
+def test_databricks_is_refused_with_what_to_do(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    with pytest.raises(PlanError, match="detach: on Databricks .* Run the notebook as a job instead"):
+        copied_settings(spark)
+
+
 def test_nothing_ties_the_process_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setenv("MY_TOKEN_FILE", "kept")
