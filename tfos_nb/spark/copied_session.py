@@ -36,8 +36,8 @@ def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
     """
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         raise PlanError(
-            "detach: on Databricks a process of its own gets no executors, since the compute's driver has them all. Run "
-            "the notebook as a job instead: it continues when the browser is closed"
+            "detach: on Databricks a process of its own gets no executors, since the compute's driver has them all. "
+            "Run the notebook as a job instead: it continues when the browser is closed"
         )
     session = active_session() if spark is None else spark
     if session is None and "SPARK_REMOTE" not in os.environ:
