@@ -41,6 +41,7 @@ def python_of(block: Block) -> str:
 
 RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and block.in_turn})
 MANY_CLUSTERS = {
+    "detached",
     "feeding",
     "inference",
     "migrating",

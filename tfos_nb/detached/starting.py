@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import selectors
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["DetachedLaunch", "start_detached"]
+
+logger = logging.getLogger(__name__)
 
 _MODULE = "tfos_nb.detached.process"
 _STARTED_WITHIN = 300.0  # seconds for Spark to start an application: on YARN and Kubernetes it may wait for its place
@@ -130,6 +133,7 @@ def start_detached(
         validation=b"" if validation is None else packed_reader("validation", validation),
         epochs=epochs,
     )
+    _warn_of_active_run(mlflow)
     with interruptible():
         _start(launch)
     place = places.find(launch.id)
@@ -188,6 +192,16 @@ def _answer(answers: Any) -> Any:
     with selectors.DefaultSelector() as selector:
         selector.register(answers, selectors.EVENT_READ)
         return read_frame(answers) if selector.select(_STARTED_WITHIN) else None
+
+
+def _warn_of_active_run(option: Any) -> None:
+    """Say that a run of the kernel's is not continued: it ends with the kernel."""
+    mlflow = sys.modules.get("mlflow")
+    if option is None and mlflow is not None and mlflow.active_run() is not None:
+        logger.warning(
+            "the cluster is not logged to this kernel's active MLflow run, which ends with the kernel: "
+            "mlflow='EXPERIMENT' logs it to a run of its own"
+        )
 
 
 def _environment() -> dict[str, str]:

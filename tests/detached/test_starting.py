@@ -1,0 +1,56 @@
+"""What is refused, or said, before the process of a detached cluster starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfos_nb import launch
+from tfos_nb.detached import starting
+from tfos_nb.errors import PlanError
+
+
+def main(args: Any, ctx: Any) -> None:
+    """Do nothing: no node starts."""
+
+
+def rows(spark: Any) -> None:
+    """Read nothing."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"detach": True, "keep": -1}, "keep must be a number of hours, 0 or more and at most 10000, got -1"),
+        ({"detach": True, "keep": float("nan")}, "keep must be a number of hours"),
+        ({"detach": True, "epochs": 0}, "epochs must be a whole number, 1 or more, got 0"),
+        ({"detach": True, "validation": rows}, "validation= needs data="),
+        ({"detach": True, "data": "rows.parquet"}, "data: a detached cluster reads its rows itself"),
+        ({"detach": True, "data": rows, "input_mode": "tensorflow"}, "the nodes read files themselves"),
+        ({"data": rows}, r"data= goes with detach=True: without it, call cluster\.train\(df\)"),
+        ({"validation": rows}, "validation= goes with detach=True"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        launch(main, **options)
+
+
+def test_an_active_mlflow_run_of_the_kernel_is_not_continued_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    try:
+        starting._warn_of_active_run(None)
+        assert caplog.text == ""
+        with mlflow.start_run():
+            starting._warn_of_active_run(False)
+            assert "active MLflow run" not in caplog.text
+            starting._warn_of_active_run(None)
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert "not logged to this kernel's active MLflow run" in caplog.text
