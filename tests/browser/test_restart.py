@@ -38,7 +38,7 @@ def test_stop_after_a_restart_says_that_the_kernel_has_ended(open_tab: Callable[
 
 READER = """
 def read(spark):
-    return spark.range(0, 64, 1, 2).selectExpr("array(float(id)) as x", "float(id) as y")
+    return spark.range(0, 64, 1, 2).selectExpr("array(float(id) / 64) as x", "float(id) / 64 as y")
 """
 
 
