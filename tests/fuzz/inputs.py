@@ -6,6 +6,7 @@ Messages are made from the registry, so a new class of messages is tested withou
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import importlib
 import math
@@ -96,6 +97,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(*inner, max_size=3)
     if origin is list:
         return st.lists(*inner, max_size=3)
+    if isinstance(hint, enum.EnumMeta):
+        return st.sampled_from(list(hint))
     if origin is tuple:
         return st.lists(*inner, max_size=3).map(tuple) if ... in typing.get_args(hint) else st.tuples(*inner)
     return messages(hint)

@@ -151,7 +151,7 @@ class AttachedCluster(Rich):
         self._history = History("")
         self._place = place
         self._client = uuid.uuid4().hex
-        self._plan: ClusterPlan = self._call("plan")
+        self._plan = ClusterPlan(**self._call("plan"))
         self._last: ClusterState = self._call("snapshot")
 
     # --- what it does ---
@@ -251,7 +251,7 @@ class AttachedCluster(Rich):
     def plan(self) -> ClusterPlan:
         """The plan that was requested last; the last known one if the process has gone."""
         with contextlib.suppress(ClusterClosed):
-            self._plan = self._call("plan")
+            self._plan = ClusterPlan(**self._call("plan"))
         return self._plan
 
     @property

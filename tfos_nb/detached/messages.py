@@ -21,14 +21,13 @@ from typing import Any
 from tfos_nb import errors
 from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import StepReport
 from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogLine, NodeState
 from tfos_nb.state.training_curve import Point
 
 __all__ = ["Answer", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
 
-for _kind in (ClusterPlan, ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
+for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     wire.message(_kind)
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)

@@ -27,7 +27,7 @@ from tfos_nb.detached.starting import DetachedLaunch
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.records.run import this_process
 from tfos_nb.runtime.code.payload import unpack
-from tfos_nb.runtime.control.plan import InputMode
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.session import end_jvm, session_with, spark_session
@@ -154,7 +154,7 @@ class DetachedProcess:
             "history": self._history,
             "log_lines": self._log_lines,
             "logs": cluster.logs,
-            "plan": lambda: cluster.plan,
+            "plan": lambda: {name: getattr(cluster.plan, name) for name in ClusterPlan.field_names()},
             "result": self._result,
             "results": self._results,
             "scale": cluster.scale,
