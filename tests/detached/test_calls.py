@@ -141,7 +141,7 @@ def test_presses_on_two_pages_at_the_same_moment_count_as_one() -> None:
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AttachedCluster, dict[str, Any], Stops]]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     stops, methods = Stops(), dict[str, Any]()
-    methods.update(plan=lambda: {"workers": 3, "ps": 1, "input_mode": "tensorflow"}, snapshot=lambda: STATE)
+    methods.update(plan=lambda: {"workers": 3, "input_mode": "tensorflow"}, snapshot=lambda: STATE)
     history = History("worker:0")
     history.record("worker:0", StepReport(epoch=1, step=1, metrics={"loss": 0.5}))
     methods["history"] = lambda: HistoryParts(*history.parts())
@@ -158,7 +158,7 @@ def test_a_call_returns_or_raises_what_the_method_does(served: Any, tmp_path: Pa
     cluster, methods, stops = served
     assert stat.S_IMODE((tmp_path / "calls").stat().st_mode) == 0o600
     assert cluster.snapshot() == STATE
-    assert cluster.plan == ClusterPlan(workers=3, ps=1, input_mode="tensorflow")
+    assert cluster.plan == ClusterPlan(workers=3, input_mode="tensorflow")
     methods["logs"] = lambda node: {"": "chief", "worker:1": "one"}[node]
     assert (cluster.logs(), cluster.logs("worker:1")) == ("chief", "one")
     with pytest.raises(KeyError):

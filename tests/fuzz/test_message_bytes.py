@@ -70,6 +70,7 @@ class Watch:
 def watch() -> Watch:
     for kind in KINDS:  # their annotations are evaluated once, by typing
         wire._types_of(kind)
+        wire._enums_of(kind)
     return Watch()
 
 

@@ -20,22 +20,22 @@ from typing import Any
 
 from tfos_nb import errors
 from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
-from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.reports import StepReport
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogLine, NodeState
 from tfos_nb.state.training_curve import Point
 
 __all__ = ["Answer", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
 
 for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
-    wire.message(_kind)
+    message(_kind)
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _NAMED = ("node", "host", "executor", "exit_code", "signal", "remote_traceback", "log_tail", "others")
 _BUILTIN = ("KeyError", "RuntimeError", "TimeoutError", "TypeError", "ValueError")
 
 
-@wire.message
+@message
 @dataclass(frozen=True)
 class Call:
     """Call of a method of the cluster. ``client`` identifies the kernel's object that calls."""
@@ -45,7 +45,7 @@ class Call:
     client: str = ""
 
 
-@wire.message
+@message
 @dataclass(frozen=True)
 class Answer:
     """What the method has returned."""
@@ -53,7 +53,7 @@ class Answer:
     value: Any = None
 
 
-@wire.message
+@message
 @dataclass(frozen=True)
 class Raised:
     """What the method has raised: the class of the error by its name, its text, and its other attributes."""
@@ -63,7 +63,7 @@ class Raised:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-@wire.message
+@message
 @dataclass(frozen=True)
 class HistoryParts:
     """A :class:`~tfos_nb.state.history.History`: the epochs' reports, all of the chief, and the newest of each node.
