@@ -107,11 +107,12 @@ def test_a_terminal_gets_only_text(things: dict[str, Any], name: str, monkeypatc
 
 
 def test_every_class_with_a_display_has_a_rendering() -> None:
-    import tfos_nb.cluster  # noqa: F401 - one of the classes
+    import tfos_nb.cluster
+    import tfos_nb.detached.attached  # noqa: F401 - two of the classes
 
     kinds = [kind for kind in Rich.__subclasses__() if kind.__module__.startswith("tfos_nb.")]
     assert {kind.__name__ for kind in kinds} == {
-        *("Cluster", "ClusterPlan", "History", "Run", "Runs", "Saved", "Skipped"),
+        *("AttachedCluster", "Cluster", "ClusterPlan", "History", "Run", "Runs", "Saved", "Skipped"),
     }
     assert {kind._rich for kind in kinds} == set(RENDERINGS)
 
