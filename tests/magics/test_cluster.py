@@ -309,6 +309,8 @@ def test_a_detached_cluster_gets_the_functions_that_read_its_rows_and_the_cell_r
     assert (options["detach"], options["keep"], options["epochs"]) == (True, 2.0, 3)
     assert launcher.last.calls == [], "its process feeds it and waits"
     assert "mnist outlives this kernel: %tfos_attach mnist shows it in another; mnist.stop() stops it." in shown
+    launcher.last.stop()
+    end_of("tfos-view")
 
 
 @pytest.mark.parametrize(
