@@ -242,7 +242,7 @@ def launch(
         warm=warm,
         warm_idle=warm_idle,
         record=record,
-    ).for_plan(plan, _model_dirs_of_detached())
+    ).for_plan(plan, () if model_dir else _model_dirs_of_detached())
     payload = pack(main, args, sources)
     recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
     if detach:

@@ -126,8 +126,13 @@ class NodeFailed(TfosError, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how it is made again, for pickle and copy: other arguments than Exception's are keywords here."""
+        return functools.partial(type(self), self.cause, **self.details), ()
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The arguments besides the cause that make the same error."""
         names = ("node", "host", "executor", "exit_code", "signal", "remote_traceback", "log_tail", "others")
-        return functools.partial(type(self), self.cause, **{name: getattr(self, name) for name in names}), ()
+        return {name: getattr(self, name) for name in names}
 
     def counting(self, others: int) -> NodeFailed:
         """Return the same error with the number of nodes that failed after it."""

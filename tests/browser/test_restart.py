@@ -15,6 +15,14 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 
+def restart(tab: Tab) -> None:
+    """Restart the kernel, and wait until the page is connected to it again."""
+    tab.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    tab.page.wait_for_function(
+        "jupyterapp.shell.currentWidget.sessionContext.session.kernel.connectionStatus === 'connected'"
+    )
+
+
 @pytest.mark.slow
 def test_stop_after_a_restart_says_that_the_kernel_has_ended(open_tab: Callable[..., Tab]) -> None:
     cell = "%%tfos_cluster mnist --workers 1 --data rows --epochs 400 --background\n" + fit(0.05, 400)
@@ -22,10 +30,7 @@ def test_stop_after_a_restart_says_that_the_kernel_has_ended(open_tab: Callable[
     tab.run_all()
     expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
     tab.until_idle()
-    tab.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    tab.page.wait_for_function(
-        "jupyterapp.shell.currentWidget.sessionContext.session.kernel.connectionStatus === 'connected'"
-    )
+    restart(tab)
     stop = tab.panel.get_by_role("button", name="■ Stop")
     with tab.page.expect_response(lambda answer: "/stop" in answer.url) as answered:
         stop.click()
@@ -60,10 +65,7 @@ def test_a_detached_cluster_is_shown_and_stopped_by_the_kernel_after_a_restart(
     expect(tab.panel).to_contain_text("night outlives this kernel: %tfos_attach night shows it in another")
     tab.until_idle()
     tab.page.screenshot(path=lab.folder / "detached-before.png")
-    tab.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    tab.page.wait_for_function(
-        "jupyterapp.shell.currentWidget.sessionContext.session.kernel.connectionStatus === 'connected'"
-    )
+    restart(tab)
     run_unseen(tab, "%load_ext tfos_nb")
     try:
         tab.page.evaluate(

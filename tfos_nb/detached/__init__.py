@@ -1,6 +1,6 @@
 """Clusters whose driver is a process of its own: they outlive the kernel that has launched them.
 
-In come a launch with ``detach=True`` and, from any kernel of the same user, questions; out go the cluster's states,
-logs and results. The process and the kernels speak over a unix socket that only this user can open. What a user calls
-is :func:`tfos_nb.attach` and :func:`tfos_nb.clusters`; the magics import the package, and it imports what launches.
+The input is a launch with ``detach=True``, and calls from any kernel of the same user. The output is the cluster's
+states, logs and results. Process and kernels exchange messages over a unix socket that only this user can open. Users
+call :func:`tfos_nb.attach` and :func:`tfos_nb.clusters`. ``cluster`` and the magics import the package by its name.
 """

@@ -31,7 +31,6 @@ for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     message(_kind)
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
-_NAMED = ("node", "host", "executor", "exit_code", "signal", "remote_traceback", "log_tail", "others")
 _BUILTIN = ("KeyError", "RuntimeError", "TimeoutError", "TypeError", "ValueError")
 
 
@@ -78,7 +77,7 @@ class HistoryParts:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Refuse a peer of another user: a second lock beside the socket's mode.
+    """Refuse a peer of another user, in addition to the socket's mode.
 
     Raises
     ------
@@ -96,7 +95,7 @@ def raised(error: BaseException) -> Raised:
     """Return an error as a message."""
     kind = type(error).__name__
     if isinstance(error, NodeFailed):
-        return Raised(kind, error.cause, {name: getattr(error, name) for name in _NAMED})
+        return Raised(kind, error.cause, error.details)
     if isinstance(error, RendezvousTimeout):
         return Raised(kind, str(error), {"missing": tuple(error.missing)})
     if isinstance(error, TfosError) or kind in _BUILTIN:

@@ -7,16 +7,14 @@ restarts: :func:`tfos_nb.attach` then still says what was lost. The process's ou
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tfos_nb.errors import PlanError
-from tfos_nb.jupyter.connection import is_id, private_directory
+from tfos_nb.jupyter.connection import is_id, private_directory, read_own, write_own
 from tfos_nb.records.run import Process
 
 __all__ = ["DetachedPlace", "detached_directory", "find", "forget", "model_dirs", "places", "publish"]
@@ -89,11 +87,7 @@ def detached_directory() -> Path:
 
 def publish(place: DetachedPlace) -> None:
     """Write a cluster's file."""
-    directory = private_directory(detached_directory())
-    descriptor, draft = tempfile.mkstemp(dir=directory)  # made with mode 0600
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(place), file)
-    os.replace(draft, directory / f"{place.id}.json")
+    write_own(private_directory(detached_directory()) / f"{place.id}.json", asdict(place))
 
 
 def find(cluster_id: str) -> DetachedPlace | None:
@@ -101,11 +95,8 @@ def find(cluster_id: str) -> DetachedPlace | None:
     if not is_id(cluster_id):
         return None
     try:
-        with open(detached_directory() / f"{cluster_id}.json") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            found = json.loads(file.read(_MOST_BYTES))
-            place = DetachedPlace(**{**found, "process": Process(**found["process"])})
+        found = read_own(detached_directory() / f"{cluster_id}.json", _MOST_BYTES)
+        place = DetachedPlace(**{**found, "process": Process(**found["process"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = (place.name, place.socket, place.version, place.model_dir, place.status, place.process.host)

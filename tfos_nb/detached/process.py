@@ -177,12 +177,9 @@ class DetachedProcess:
                 raise TimeoutError(f"cluster {self._place.name} still runs after {timeout:g} s: it continues")
         else:
             self._cluster.wait(timeout)
-        self._raise_error()
-        self._cluster.wait()
-
-    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+        self._cluster.wait()
 
     def _results(self) -> dict[str, Any]:
         self._wait(None)

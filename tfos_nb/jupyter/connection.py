@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
 from yarl import URL
@@ -38,8 +39,10 @@ __all__ = [
     "passed_on",
     "private_directory",
     "publish",
+    "read_own",
     "runtime_directory",
     "stays_below",
+    "write_own",
 ]
 
 _ID = re.compile(r"[a-z0-9]{8,64}")
@@ -182,6 +185,30 @@ def private_directory(path: Path) -> Path:
     return path
 
 
+def write_own(path: Path, content: Mapping[str, object]) -> None:
+    """Write a file as JSON that only this user can read; a reader finds the old one or the new one, each whole."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent)  # made with mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
+    os.replace(draft, path)
+
+
+def read_own(path: Path, most: int) -> Any:
+    """Return the content of a file of :func:`write_own`, of at most ``most`` characters.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or belongs to another user.
+    ValueError
+        If it is not JSON.
+    """
+    with path.open() as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user")
+        return json.loads(file.read(most))
+
+
 def publish(place: Place) -> None:
     """Write a cluster's file for the Jupyter server.
 
@@ -189,10 +216,7 @@ def publish(place: Place) -> None:
     """
     directory = private_directory(runtime_directory())
     _sweep(directory, keep=place.id)
-    descriptor, draft = tempfile.mkstemp(dir=directory)  # made with mode 0600
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(place), file)
-    os.replace(draft, directory / f"{place.id}.json")
+    write_own(directory / f"{place.id}.json", asdict(place))
 
 
 def forget(cluster_id: str) -> None:
@@ -205,12 +229,8 @@ def find(cluster_id: str) -> Place | None:
     """Return a cluster's place from its file; None if there is no valid file of this user."""
     if not is_id(cluster_id):
         return None
-    path = runtime_directory() / f"{cluster_id}.json"
     try:
-        with path.open() as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            place = Place(**json.loads(file.read(_MOST_BYTES)))
+        place = Place(**read_own(runtime_directory() / f"{cluster_id}.json", _MOST_BYTES))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     right = all(isinstance(part, str) for part in (place.name, place.socket, place.machine)) and type(place.pid) is int

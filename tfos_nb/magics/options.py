@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tfos_nb.driver.settings import Settings
@@ -299,7 +300,7 @@ def _add_limits(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--grace",
         metavar="SECONDS",
-        type=_grace,
+        type=partial(_from_0, "seconds"),
         help=told("grace", "how long the nodes may take to end when they are stopped"),
     )
     group.add_argument(
@@ -362,7 +363,10 @@ def _add_execution(group: argparse._ArgumentGroup, told: _Told) -> None:
         "these the cell returns when the nodes are up",
     )
     group.add_argument(
-        "--keep", metavar="HOURS", type=_hours, help=told("keep", "with --detach: how long to keep the results")
+        "--keep",
+        metavar="HOURS",
+        type=partial(_from_0, "hours"),
+        help=told("keep", "with --detach: how long to keep the results"),
     )
     group.add_argument("--quiet", action="store_true", default=None, help="show nothing while it runs")
 
@@ -395,15 +399,8 @@ def _variable(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"{error}; the cluster's NAME comes first on the line") from None
 
 
-def _hours(text: str) -> float:
-    try:
-        return float(text) if text in ("0", "0.0") else seconds(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of hours, 0 or more") from None
-
-
-def _grace(text: str) -> float:
+def _from_0(unit: str, text: str) -> float:
     try:
         return 0.0 if text in ("0", "0.0") else seconds(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds, 0 or more") from None
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of {unit}, 0 or more") from None
