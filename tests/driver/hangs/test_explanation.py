@@ -87,8 +87,8 @@ def test_a_node_that_computes_is_behind_and_one_that_waits_for_rows_is_named() -
 
 
 KERAS = (f"{PACKAGES}/keras/src/backend/tensorflow/trainer.py", 399, "fit")
-TOGETHER = (f"{PACKAGES}/tfos_nb/runtime/keras/collective_calls.py", 21, "call_with_all_workers")
-ALONE = (f"{PACKAGES}/tfos_nb/runtime/keras/collective_calls.py", 51, "method_that_is_shown")
+TOGETHER = (f"{PACKAGES}/tfos_nb/runtime/keras/replicas/collective_calls.py", 21, "call_with_all_workers")
+ALONE = (f"{PACKAGES}/tfos_nb/runtime/keras/replicas/collective_calls.py", 51, "method_that_is_shown")
 CALLBACKS = (f"{PACKAGES}/keras/src/callbacks/callback_list.py", 172, "on_epoch_end")
 FITS = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, TOGETHER, USERS))
 

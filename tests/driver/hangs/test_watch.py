@@ -25,7 +25,8 @@ COMPILES = StacksTaken(
 STEPS_WITH_ALL = StacksTaken(
     "worker:0",
     1,
-    f'{COMPILES.text}\n  File "/home/ann/tfos_nb/runtime/keras/collective_calls.py", line 21 in call_with_all_workers',
+    f'{COMPILES.text}\n  File "/home/ann/tfos_nb/runtime/keras/replicas/collective_calls.py", line 21 '
+    "in call_with_all_workers",
 )
 
 

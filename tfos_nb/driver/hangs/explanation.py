@@ -28,7 +28,7 @@ _SAVES = re.compile(
 _NETWORK = re.compile(
     r"/(socket|ssl|http/client|urllib/request|selectors|asyncio/.*)\.py$|/(urllib3|requests|aiohttp|botocore)/"
 )
-_TOGETHER = re.compile(r"/tfos_nb/runtime/keras/collective_calls\.py:\d+ in call_with_all_workers$")
+_TOGETHER = re.compile(r"/tfos_nb/runtime/keras/replicas/collective_calls\.py:\d+ in call_with_all_workers$")
 _CALLBACKS = re.compile(r"/callbacks(/|\.py$)")  # of Keras, and of tf_keras
 _CELL = re.compile(r"/ipykernel_\d+/|^<ipython-input")
 _PRESSED = 10.0  # percent

@@ -45,8 +45,8 @@ from typing import Any, NamedTuple
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import Role, tf_config, training_addresses
 from tfos_nb.runtime.keras.adapt import patch_adapt
-from tfos_nb.runtime.keras.collective_calls import wait_for_all_workers
 from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
+from tfos_nb.runtime.keras.replicas.collective_calls import wait_for_all_workers
 from tfos_nb.runtime.keras.replicas.losses import patch_losses
 from tfos_nb.runtime.keras.replicas.optimizers import patch_optimizers
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous, sent_as

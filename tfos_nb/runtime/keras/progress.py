@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from tfos_nb.runtime.code.on_import import OnImport
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
-from tfos_nb.runtime.keras.collective_calls import call_with_all_workers, is_of_all_workers, shown
+from tfos_nb.runtime.keras.replicas.collective_calls import call_with_all_workers, is_of_all_workers, shown
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfos_nb.runtime.keras.collective_calls import call_in_group
+from tfos_nb.runtime.keras.replicas.collective_calls import call_in_group
 from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
 from tfos_nb.runtime.keras.replicas.replica import current, sent_as
 
