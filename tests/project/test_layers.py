@@ -64,6 +64,11 @@ def test_a_package_has_few_modules_and_a_docstring(package: Path) -> None:
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
+def test_each_package_has_a_folder_of_tests() -> None:
+    folders = [package.relative_to(ROOT / "tfos_nb") for package in PACKAGES]
+    assert [str(folder) for folder in folders if not list((ROOT / "tests" / folder).glob("**/test_*.py"))] == []
+
+
 @pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])
 def test_no_module_has_a_catch_all_name(name: str) -> None:
     assert not [file for folder in ("tfos_nb", "tests", "benchmarks") for file in (ROOT / folder).rglob(f"{name}.py")]

@@ -8,7 +8,6 @@ from jupyter_client.session import json_packer
 from tests.widgets.conftest import TRACEBACK, falling
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, GpuUse, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets.model import BUDGET, change_key, page_model
-from tfos_nb.widgets.words.curves import quantise, svg_lines
 
 LONG = f"worker:1 on hdp-c02: ValueError: no\n{TRACEBACK}\n" + "\n".join(f"  frame {i}" for i in range(900))
 
@@ -172,26 +171,6 @@ def test_the_button_is_shown_only_while_nodes_can_be_stopped(running, planned):
     shown = {status: page_model(replace(running, status=status))["stoppable"] for status in ClusterStatus}
     assert {status.value for status, can in shown.items() if can} == {"STARTING", "RUNNING", "RECOVERING", "STOPPING"}
     assert not page_model(running, stoppable=False)["stoppable"]
-
-
-@pytest.mark.parametrize(
-    ("values", "points", "drawn"),
-    [
-        ((), 8, ""),
-        ((1.0,), 8, ""),
-        ((2.0, 2.0), 8, "WW"),
-        ((0.0, 1.0), 8, "0_"),
-        ((math.nan, math.nan), 8, ""),
-        ((-1e308, 1e308), 8, "0_"),
-        (tuple(float(i) for i in range(100)), 3, "0W_"),
-    ],
-)
-def test_a_curve_is_a_short_string(values, points, drawn):
-    assert quantise(values, points) == drawn
-
-
-def test_a_gap_splits_the_line():
-    assert svg_lines((0.0, 1.0, math.nan, 0.5, 0.5), 100, 16) == ["0,14.5 25,1.5", "75,7.9 100,7.9"]
 
 
 def test_the_time_left_is_the_slowest_nodes(running):

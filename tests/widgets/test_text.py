@@ -3,8 +3,6 @@ from dataclasses import replace
 import pytest
 
 from tfos_nb.state.cluster_state import (
-    JOINED,
-    WITHOUT,
     ClusterState,
     ClusterStatus,
     FeedProgress,
@@ -12,7 +10,6 @@ from tfos_nb.state.cluster_state import (
     NodeStatus,
 )
 from tfos_nb.widgets import render_text
-from tfos_nb.widgets.words.wording import duration, number, rate, sentence
 
 
 def test_each_node_has_role_host_state_epoch_step_loss_and_rate(running):
@@ -166,28 +163,6 @@ def test_a_nan_loss_is_shown_as_such(running, make_node):
     assert " nan " in render_text(replace(running, nodes=nodes, feed=FeedProgress()))
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0.0000"), (-1.23456, "-1.2346"), (1.5e-7, "1.5e-07"), (-123456.78, "-123456.8"), (1e300, "1e+300")],
-)
-def test_a_number_fits_its_column(value, text):
-    assert number(value) == text
-    assert len(number(value)) <= 9
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (999.4, "999"), (999.6, "1.00 k"), (9_996, "10.0 k"), (99_960, "100 k"), (999_600, "1.00 M")],
-)
-def test_a_rate_has_three_digits_at_every_magnitude(value, text):
-    assert rate(value) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(59.9, "59 s"), (60, "1 min 00 s"), (3600, "1 h 00 min")])
-def test_a_duration_is_written_in_words(seconds, text):
-    assert duration(seconds) == text
-
-
 def test_the_use_of_gpus_is_shown_only_if_nodes_have_any(running, on_gpus):
     assert "GPU" not in render_text(running)
     lines = render_text(on_gpus).splitlines()
@@ -214,20 +189,3 @@ def test_epochs_without_rows_are_reported_but_an_early_end_is_not(running, make_
     assert "Rows were fed" not in told(epoch=4, fed=4)
     assert "Rows were fed" not in told(epoch=2, fed=4)
     assert "Rows were fed" not in told(epoch=4, fed=1)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("worker:1 on h: killed", "worker:1 on h: killed. The others wait for its replacement."),
-        (f"worker:1 on h: killed{WITHOUT}worker:1", "worker:1 on h: killed; the others continue without worker:1."),
-        (f"worker:1{JOINED}", "worker:1 joined."),
-    ],
-)
-def test_the_consequence_of_a_loss_is_stated(running, error, said):
-    assert sentence(replace(running, status=ClusterStatus.RECOVERING, error=error)) == said
-
-
-def test_a_node_that_the_others_continue_without_is_called_gone(running):
-    gone = replace(running.nodes[0], status=NodeStatus.LOST)
-    assert f"; {gone.node} is gone" in sentence(replace(running, nodes=(gone, *running.nodes[1:])))

@@ -1,0 +1,1 @@
+"""Interface to Spark through a session of either kind."""

@@ -1,0 +1,1 @@
+"""Words, numbers and curves that all views show."""
