@@ -1,7 +1,8 @@
 """Train and apply TensorFlow models on a Spark cluster, from a notebook.
 
 ``%load_ext tfos_nb`` gives the cell magic ``%%tfos_cluster``; :func:`launch` does the same from Python. Importing this
-package imports neither Spark, TensorFlow nor the notebook's libraries: executors import it too.
+package imports neither Spark, TensorFlow nor the notebook's libraries: executors import it too. Users' programs import
+it. ``pyproject.toml`` has the order in which its own modules and packages may import each other.
 """
 
 from __future__ import annotations

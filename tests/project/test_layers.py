@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +64,44 @@ def test_a_package_has_few_modules_and_a_docstring(package: Path) -> None:
     modules = [file for file in package.glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+
+
+IMPORTERS = re.compile(r"((?:``\w[\w.]*``(?:, | and )?)+) imports? this package\.")
+
+
+@functools.cache
+def importers() -> dict[str, set[str]]:
+    """Return the packages, and the modules at the top of ``tfos_nb``, that import each package from outside of it."""
+    graph = pytest.importorskip("grimp").build_graph("tfos_nb", exclude_type_checking_imports=True)
+    packages = {".".join(package.relative_to(ROOT).parts) for package in PACKAGES}
+
+    def package_of(module: str) -> str:
+        return module if module in packages else module.rpartition(".")[0]
+
+    found: dict[str, set[str]] = {package: set() for package in packages}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            one, other = package_of(module), package_of(imported)
+            if not covers(other, one):
+                found[other].add(module if one == "tfos_nb" else one)
+    return found
+
+
+def covers(package: str, module: str) -> bool:
+    """Return whether a module is the package or in it; ``tfos_nb`` stands for its own module only."""
+    return module == package or (package != "tfos_nb" and module.startswith(f"{package}."))
+
+
+@pytest.mark.parametrize("package", [".".join(package.relative_to(ROOT).parts) for package in PACKAGES[1:]])
+def test_a_package_says_who_imports_it(package: str) -> None:
+    file = ROOT.joinpath(*package.split("."), "__init__.py")
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    said = IMPORTERS.search(" ".join(docstring.split()))
+    named = re.findall(r"``([\w.]+)``", said[1]) if said else []
+    named = [name if name == "tfos_nb" else f"tfos_nb.{name}" for name in named]
+    unnamed = {one for one in importers()[package] if not any(covers(name, one) for name in named)}
+    idle = {name for name in named if not any(covers(name, one) for one in importers()[package])}
+    assert (unnamed, idle) == (set(), set())
 
 
 def test_each_package_has_a_folder_of_tests() -> None:

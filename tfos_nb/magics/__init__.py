@@ -1,7 +1,7 @@
 """Register the magics with IPython, for ``%load_ext tfos_nb``.
 
 The input is the lines and cells of a notebook. The output is calls of the public API, and views of ``widgets``. Only
-``tfos_nb`` itself imports this package.
+``tfos_nb`` imports this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spark ML and DataFrames: models as Transformers, TensorFlow functions over blocks of rows, models in SQL.
 
 The input is DataFrames, models and Params. The output is trained models, and DataFrames with additional columns. Only
-``tfos_nb`` itself and ``compat`` import this package.
+``compat`` imports this package. ``tfos_nb`` loads its modules by their names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Show a cluster as text, HTML or a widget, and keep the view up to date while the cluster runs.
 
-The input is snapshots of a cluster, or recorded runs. The output is text, HTML and widgets in the notebook. The
-packages ``magics`` and ``pipeline`` import it.
+The input is snapshots of a cluster, or recorded runs. The output is text, HTML and widgets in the notebook. ``magics``
+and ``pipeline`` import this package.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@ An event enters :meth:`Membership.apply <tfos_nb.driver.membership.machine.Membe
 and returns commands. ``members`` has the state of one node, ``present`` the nodes that are counted on, ``supervisors``
 the processes that speak for them, and ``ending_executors`` who leaves an executor before its end.
 :class:`~tfos_nb.driver.cluster_controller.ClusterController` is the one owner: it makes the events and executes the
-commands. Nothing here imports another module of the driver.
+commands. ``cluster`` and ``driver`` import this package. Nothing here imports another module of the driver.
 """

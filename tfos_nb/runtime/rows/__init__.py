@@ -2,6 +2,5 @@
 
 The input is rows of an RDD, Arrow record batches, or results of TensorFlow. The output is arrays, lists, and spans of
 rows. The functions compute values only: they do not wait, use no network and write no files. It imports no other
-package. The runtime's packages that handle rows import it, from tfrecord and feed to program, and so do
-``driver`` and ``driver.feeding``.
+package. ``driver`` and ``runtime`` import this package.
 """

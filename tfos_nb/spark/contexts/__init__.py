@@ -1,15 +1,9 @@
 """Interface to Spark for the driver, through a SparkContext or through Spark Connect, which has none.
 
-::
-
-    context_of(spark) ─▶ Context      common interface: settings, executors, places, jobs by tag, …
-                          ├── Classic     PySpark's SparkContext, and Scala's behind it
-                          └── Connect     a client of Spark Connect, limited to its protocol
-
-The input is a session. The output is jobs, settings and executors, in the same form for both kinds of session.
-Everything that needs a SparkContext is in :mod:`tfos_nb.spark.contexts.classic`, and so is nearly every use of
-PySpark's private API. ``spark``, ``driver``, ``cluster``, ``inference``, ``tfrecord``, ``pipeline``, ``widgets`` and
-``magics.diagnosis`` import this package. Code that runs on the executors does not.
+The input is a session. The output is a ``Context`` with its jobs, settings and executors, in the same form for both
+kinds of session. Only ``classic`` uses a SparkContext, and it has nearly every use of PySpark's private API.
+``cluster``, ``driver``, ``inference``, ``magics.diagnosis``, ``pipeline``, ``spark``, ``tfrecord`` and ``widgets``
+import this package. Code that runs on the executors does not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Displays of this package's objects at the end of a cell, as HTML and as text: see :mod:`tfos_nb.rich`.
 
-The input is an object. The output is HTML and text by MIME type. This package imports no Spark, no TensorFlow and no
-library of charts. The HTML has no script and fetches nothing. Its style is that of the panel; if a host removes it,
-tables and sentences remain. ``magics`` and ``widgets.runs`` import this package. :mod:`tfos_nb.rich` loads it by its
-name.
+The input is an object. The output is HTML and text by MIME type. It imports no Spark, no TensorFlow and no library of
+charts. The HTML has no script and fetches nothing. Its style is that of the panel; if a host removes it, tables and
+sentences remain. ``magics`` and ``widgets.runs`` import this package. :mod:`tfos_nb.rich` loads it by its name.
 """
 
 from __future__ import annotations
