@@ -174,7 +174,10 @@ class DetachedProcess:
     def _wait(self, timeout: float | None) -> None:
         if self._launch.data:  # this process feeds it, and then waits itself
             if not self._ended.wait(timeout):
-                raise TimeoutError(f"cluster {self._place.name} still runs after {timeout:g} s: it continues")
+                raise TimeoutError(
+                    f"cluster {self._place.name} still runs after {timeout:g} s: it continues; call wait() again, or "
+                    "stop()"
+                )
         else:
             self._cluster.wait(timeout)
         if self._error is not None:

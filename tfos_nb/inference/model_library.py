@@ -227,5 +227,8 @@ def _checked(signature: Signature, name: str) -> Signature:
     for role, tensors in (("input", signature.inputs), ("output", signature.outputs)):
         for tensor in tensors:
             if tensor.dtype not in SPARK_TYPES:
-                raise PlanError(f"{name}: {role} {tensor.name!r} is {tensor.dtype}, for which Spark has no type")
+                raise PlanError(
+                    f"{name}: {role} {tensor.name!r} is {tensor.dtype}, for which Spark has no type; save a model that "
+                    "casts it, for example to or from float32"
+                )
     return signature

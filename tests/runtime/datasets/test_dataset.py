@@ -279,7 +279,7 @@ def test_nulls_are_replaced_if_a_fill_is_given(share: Share) -> None:
     ("later", "message"),
     [
         ({"id": [None, 2], "x": [0.5, 0.5]}, "column 'id' has a null"),
-        ({"id": [1, 2]}, "this feed has no column 'x'; it has id"),
+        ({"id": [1, 2]}, "this feed has no column 'x'; it has id: feed rows with the columns"),
         ({"id": [1, 2], "x": [1, 2]}, "column 'x' is int64 here, and was float64"),
     ],
     ids=["null", "missing column", "another type"],

@@ -337,7 +337,7 @@ def second_file(tmp_path: Path, name: str, content: Any) -> str:
         ("b.parquet", pa.table({"id": [1]}), r"b\.parquet: column 'x' is missing"),
         ("b.parquet", b"no parquet", r"b\.parquet: Parquet magic bytes not found|b\.parquet: "),
         ("b.csv", b"id,x\none,2\n", r"b\.csv: .*invalid value 'one'.*set others with types="),
-        ("b.csv", b"id,y\n1,2\n", r"b\.csv: column 'x' is missing, and in .*a\.csv it is double"),
+        ("b.csv", b"id,y\n1,2\n", r"b\.csv: column 'x' is missing, and in .*a\.csv it is double; write all files"),
         ("b.csv", b"id,x\n1,2,3\n", r"b\.csv: .*Expected 2 columns, got 3"),
         ("b.tfrecord", b"id,x\n1,2\n3,4\n5,6\n", r"b\.tfrecord is not a TFRecord file, or is damaged"),
     ],

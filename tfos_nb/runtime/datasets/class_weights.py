@@ -36,7 +36,8 @@ def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column:
     """
     if labels.ndim > 2:
         raise FeedFailed(
-            f"class_weight: column {column!r} must have one class for each row, got shape {labels.shape[1:]}"
+            f"class_weight: column {column!r} must have one class for each row, got shape {labels.shape[1:]}; give y a "
+            "column of numbers, of text, or of one-hot vectors"
         )
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)

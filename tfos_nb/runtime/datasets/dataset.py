@@ -178,7 +178,10 @@ class Blocks:
         for column in self.columns:
             index = block.schema.get_field_index(column.name)
             if index < 0:
-                raise FeedFailed(f"this feed has no column {column.name!r}; it has {', '.join(block.schema.names)}")
+                raise FeedFailed(
+                    f"this feed has no column {column.name!r}; it has {', '.join(block.schema.names)}: feed rows with "
+                    "the columns of the first feed"
+                )
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,10 @@ def _format_of(files: Sequence[File]) -> str:
         )
     if len(kinds) > 1:
         told = ", ".join(f"{url} is {kind}" for kind, url in kinds.items())
-        raise FeedFailed(f"the pattern matches files of several formats: {told}")
+        raise FeedFailed(
+            f"the pattern matches files of several formats: {told}; give one that matches a single format, such as "
+            "'dir/*.parquet'"
+        )
     return next(iter(kinds))
 
 
@@ -92,7 +95,10 @@ def _check_like_first(first: File, ours: pa.Schema, file: File, theirs: pa.Schem
         kinds = [schema.field(name).type if name in schema.names else None for schema in (ours, theirs)]
         if kinds[0] != kinds[1]:
             is_now, was = (str(kind) if kind is not None else "missing" for kind in (kinds[1], kinds[0]))
-            raise FeedFailed(f"{file.url}: column {name!r} is {is_now}, and in {first.url} it is {was}")
+            raise FeedFailed(
+                f"{file.url}: column {name!r} is {is_now}, and in {first.url} it is {was}; write all files with the "
+                "same columns and types, or leave this one out of the pattern"
+            )
 
 
 class Parquet:

@@ -109,9 +109,15 @@ class TFRecords:
 
 def _length_of(file: File, head: bytes, at: int) -> int:
     if len(head) < _BEFORE:
-        raise FeedFailed(f"{file.url} ends within a record, at byte {at}: it was not written to its end")
+        raise FeedFailed(
+            f"{file.url} ends within a record, at byte {at}: it was not written to its end; write it again, or leave "
+            "it out of the pattern"
+        )
     if not is_framed(head):
-        raise FeedFailed(f"{file.url} is not a TFRecord file, or is damaged: the checksum at byte {at} is wrong")
+        raise FeedFailed(
+            f"{file.url} is not a TFRecord file, or is damaged: the checksum at byte {at} is wrong; write it again, or "
+            "leave it out of the pattern"
+        )
     return int(_LENGTH.unpack_from(head)[0])
 
 
@@ -124,7 +130,8 @@ def _places_in(file: File, content: _Content) -> np.ndarray[Any, Any]:
     if content.size is not None and at > content.size:
         raise FeedFailed(
             f"{file.url} ends within a record: the one at byte {places[-2]} would end at byte {at}, and the file has "
-            f"{content.size}. It was not written to its end, or is damaged"
+            f"{content.size}. It was not written to its end, or is damaged; write it again, or leave it out of the "
+            "pattern"
         )
     return np.array(places, dtype=np.int64)
 

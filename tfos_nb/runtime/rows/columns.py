@@ -139,7 +139,8 @@ def _found(batch: pa.RecordBatch, column: Column) -> pa.Array:
     place = batch.schema.get_field_index(column.name)
     if place < 0:  # batch.column(-1) would be the last column
         raise FeedFailed(
-            f"column {column.name!r} does not exist, or exists more than once; the columns are {batch.schema.names}"
+            f"column {column.name!r} does not exist, or exists more than once; the columns are {batch.schema.names}: "
+            "name one of these, and rename columns of the same name"
         )
     return batch.column(place)
 
@@ -175,7 +176,10 @@ def sparse_of(
 
 def _vectors(values: pa.Array, column: Column, fill: Any) -> pa.Array:
     if not is_vector(values.type):
-        raise FeedFailed(f"column {column.name!r} must have vectors as in the first rows, got {values.type}")
+        raise FeedFailed(
+            f"column {column.name!r} must have vectors as in the first rows, got {values.type}; convert it with "
+            "pyspark.ml.functions.array_to_vector"
+        )
     if values.null_count and fill is None:
         _refuse_nulls(values, column)
     if values.null_count and fill != 0:
