@@ -164,7 +164,7 @@ class Membership:
             RestartAll: self._restart_all,
             RestartWith: self._restart_with,
             ContinueWithout: self._continue_without,
-            PendingRead: self._news_read,
+            PendingRead: self._pending_read,
             RowsFedAgain: self._rows_fed_again,
             Aborted: self._aborted,
             EvaluatorsTimedOut: self._evaluators_timed_out,
@@ -425,9 +425,9 @@ class Membership:
         worker = self.members[message.node]
         worker.through = message.passes
         if worker.absent:
-            self._take_in(worker)
+            self._admit(worker)
 
-    def _take_in(self, worker: Member) -> None:
+    def _admit(self, worker: Member) -> None:
         """Admit a worker that joined late, to which the coordinator gives steps; later feeds give it a share."""
         name = str(worker.node)
         self.rendezvous += 1
@@ -757,7 +757,7 @@ class Membership:
             one = self.members[name]
             one.left_slot, one.pending = not event.hold, True
 
-    def _news_read(self, event: PendingRead) -> list[str]:
+    def _pending_read(self, event: PendingRead) -> list[str]:
         """Return the names that were asked for, and clear those lists."""
         taken = (self.admitted if event.late else []) + (self.to_resubmit if event.to_resubmit else [])
         if event.late:
