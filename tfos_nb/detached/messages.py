@@ -47,7 +47,7 @@ class Call:
 @message
 @dataclass(frozen=True)
 class Answer:
-    """What the method has returned."""
+    """Value that the method has returned."""
 
     value: Any = None
 
@@ -55,7 +55,7 @@ class Answer:
 @message
 @dataclass(frozen=True)
 class Raised:
-    """What the method has raised: the class of the error by its name, its text, and its other attributes."""
+    """Error that the method has raised: the name of its class, its text, and its other attributes."""
 
     kind: str
     text: str

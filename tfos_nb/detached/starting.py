@@ -41,7 +41,7 @@ _LONGEST_KEPT = 10_000.0  # hours
 
 @dataclass(frozen=True)
 class DetachedLaunch:
-    """What the process gets from the kernel, through a pipe.
+    """Data that the kernel sends to the process through a pipe.
 
     Parameters
     ----------

@@ -158,7 +158,7 @@ class Fit:
 
 
 def _last(history: list[dict[str, Any]]) -> str:
-    """Say the last epoch's metrics."""
+    """Return the last epoch's metrics as text."""
     last = history[-1] if history else {}
     told = [f"{name} {last[name]:.4g}" for name in in_order(last) if isinstance(last[name], float)]
     return "".join(f", {metric}" for metric in told[:4])

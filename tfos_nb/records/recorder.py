@@ -98,6 +98,6 @@ class RunRecorder:
 
 def write_file(place: str, run: Run) -> None:
     """Write a run's file, a path or a URL, as a whole: a reader never sees half of it."""
-    # Half a character, as the name of a file may have, is written as JSON's escape of it.
+    # A lone surrogate, as in some file names, is written as a JSON escape.
     with Draft(place) as draft, open(draft.path, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(to_json(run))

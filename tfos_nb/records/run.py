@@ -440,7 +440,7 @@ def _within(number: float, most: float) -> float:
 
 
 def _drawable(number: Any) -> float:
-    """Return a metric's number; one that no axis can have counts as infinite."""
+    """Return a metric's number; a number too large to plot becomes infinite."""
     value = float(number)
     return math.copysign(math.inf, value) if abs(value) > _HIGHEST else value
 

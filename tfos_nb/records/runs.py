@@ -33,7 +33,8 @@ _AT_ONCE = 16  # files of a store that are read at the same time
 class Runs(Rich, Sequence[Run]):
     """Some recorded runs, the newest first; at the end of a notebook's cell they are a table.
 
-    ``runs[0]`` is the newest, ``runs["mnist"]`` the newest of that name, ``runs["6f2c"]`` that whose id begins so.
+    ``runs[0]`` is the newest run, ``runs["mnist"]`` the newest of that name, and ``runs["6f2c"]`` the run whose id
+    begins with that text.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def cause_of(error: Exception) -> str:
     found = _CAUSE.findall(text)
     if found:
         return str(found[-1][1])
-    # Java's trace has the first cause last, and before each that word.
+    # Java's trace lists the root cause last; each cause begins with "Caused by:".
     lines = [line.strip().removeprefix("Caused by:").lstrip(": ") for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _NAMED.match(line) and "PythonException" not in line]
     return f"{type(error).__name__}: {(named or lines or ['no reason given'])[-1 if named else 0]}"

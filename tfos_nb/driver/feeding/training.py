@@ -346,7 +346,7 @@ class Call:
         self.training.controller.feeds.go_on(self.feeds, rendezvous)
 
     def follow(self, before: int) -> None:
-        """Come after calls of ``before`` passes together."""
+        """Record how many passes the earlier calls have."""
         self.before = before
 
     def continue_from(self, made: int, held: messages.HeldRows | None = None) -> None:

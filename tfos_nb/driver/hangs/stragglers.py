@@ -17,7 +17,7 @@ from tfos_nb.runtime.node.stacks import HostFigures, StacksTaken
 __all__ = ["Mark", "Straggler", "Stragglers", "say_slow"]
 
 _SLOWER = 1.5  # times the median
-_LOST = 0.25  # of a step: less is not worth a word, and may be chance
+_LOST = 0.25  # fraction of a step; smaller losses may be chance and are not reported
 _STEPS, _SECONDS = 20, 5.0
 _MIB = 1 << 20
 

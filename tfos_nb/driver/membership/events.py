@@ -68,7 +68,7 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class HeartbeatReceived:
-    """What a node's heartbeat says about its work; ``waits_for_rows`` is None for a node that is not fed."""
+    """Progress that a node's heartbeat reports; ``waits_for_rows`` is None for a node that is not fed."""
 
     node: str
     began: bool

@@ -39,7 +39,7 @@ class CheckAll(Generic[_Item]):
 class PresentMembers:
     """The nodes that the cluster counts on, and how far all of them have come.
 
-    It is made anew when other nodes are counted on.
+    A new object replaces it when the set of present nodes changes.
 
     Parameters
     ----------

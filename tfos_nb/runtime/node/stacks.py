@@ -62,7 +62,7 @@ class AskStacks:
 @message
 @dataclass(frozen=True)
 class HostFigures:
-    """What a host does: its CPU in percent of all its ``cpus``, and bytes a second on its network."""
+    """Load of a host: its CPU in percent of all its ``cpus``, and bytes per second on its network."""
 
     cpu_percent: float
     cpus: int

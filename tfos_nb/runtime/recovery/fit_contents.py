@@ -175,7 +175,7 @@ class FitContents:
                 part.assign(array if not summed or (first and not place) else np.zeros_like(array))
 
     def kept_of(self, rest: StateMetadata) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the callbacks of which attributes were kept, with these."""
+        """Yield each callback that has saved attributes, with those attributes."""
         left = list(rest.callbacks)
         for callback in self._callbacks:
             kept = next((one for one in left if one[0] == _name(callback)), None)
