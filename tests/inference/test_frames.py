@@ -406,7 +406,7 @@ def test_a_missing_model_is_refused(frame, tmp_path):
 def test_a_secret_in_a_url_is_not_shown(frame):
     told = refusal(frame, "nowhere://me:hunter2@bucket/m.keras?token=hunter2")
     assert told.startswith("nowhere://bucket/m.keras: nowhere://bucket cannot be opened on ")
-    assert ": Protocol not known: nowhere. The package that opens it has to be there" in told
+    assert ": Protocol not known: nowhere. Install the package that opens it on every host" in told
     assert "hunter2" not in told
 
 

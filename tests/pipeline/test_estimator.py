@@ -206,7 +206,7 @@ def test_a_fit_waits_for_slots_in_use_and_reports_them(spark: SparkSession, tmp_
     held = threading.Thread(target=lambda: holders.foreach(Hold(os.fspath(release))), daemon=True)
     held.start()
     assert until(lambda: sum(stage.tasks for stage in slots_busy(spark)) == 4)
-    with pytest.raises(PlanError, match=r"waited for its slots for 1 s \(slot_timeout\).*What helps: stop what runs"):
+    with pytest.raises(PlanError, match=r"waited for its slots for 1 s \(slot_timeout\).*To fix this: stop what runs"):
         TFEstimator(programs.fail, slot_timeout=1).fit(spark.range(3))
     release.touch()
     held.join(30)

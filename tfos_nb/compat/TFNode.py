@@ -102,7 +102,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
         return f"{root}/{str(ctx.working_dir)[1:]}/{path}"
     if root.startswith(("hdfs:", "viewfs:")):
         return f"{root}/user/{getattr(ctx, 'user', '') or user_name(path)}/{path}"
-    logger.warning("a relative path on %s: it is put below its root", root)
+    logger.warning("relative path on %s: resolved against the root of that file system", root)
     return f"{root}/{path}"
 
 

@@ -142,7 +142,10 @@ class DetachedProcess:
 
             the_endpoint().serve(_OfPages(self._cluster, self._stops))
         except (ImportError, OSError, RuntimeError, TfosError):
-            logger.warning("pages cannot ask this process: Stop and the logs go by kernels", exc_info=True)
+            logger.warning(
+                "the web endpoint did not start: notebook pages get Stop and logs through their kernels instead",
+                exc_info=True,
+            )
 
     # --- the calls of kernels ---
 

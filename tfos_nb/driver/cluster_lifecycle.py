@@ -185,7 +185,7 @@ class ClusterLifecycle:
             error = self._until_done()
         except Exception as unexpected:
             logger.exception("cluster %s", self._name)
-            error = TfosError(f"tfos_nb failed by an error of its own: {unexpected!r}")
+            error = TfosError(f"internal error in tfos_nb: {unexpected!r}; report it with cluster.events()")
         try:
             self._dismiss(error)
         finally:

@@ -205,7 +205,7 @@ def _log_model(server: str, run_id: str, model: str, rows: Rows | None, environm
         logger.warning("MLflow did not get the model %s: %s", shown, without_password(str(error)))
         return
     if without:
-        logger.warning("MLflow has the model %s without its signature: %s", shown, without_password(without))
+        logger.warning("model %s was logged to MLflow without a signature: %s", shown, without_password(without))
 
 
 def _model_of(result: Any, model_dir: str) -> str:

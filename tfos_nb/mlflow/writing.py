@@ -171,7 +171,7 @@ class RunWriter:
             if page:
                 client.log_text(self.run_id, _document(run.name, page), "tfos_nb/panel.html")
         except Exception as error:  # noqa: BLE001 - a store of artifacts may raise anything
-            logger.warning("MLflow has the run without its panel and record: %s", without_password(str(error)))
+            logger.warning("the run's record or panel could not be logged to MLflow: %s", without_password(str(error)))
 
 
 def _steps(epochs: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -49,13 +49,13 @@ def written(rows: Rows, directory: str, args: Any) -> Iterator[None]:
             system, path = file_system(home)
             system.rm(path, recursive=True)
         except NoFileSystem as error:
-            logger.warning("%s is left as it is: %s", home, error)
+            logger.warning("temporary records in %s were not removed: %s", home, error)
         except FileNotFoundError:
             pass  # nothing was written
 
 
 def _flat(df: DataFrame) -> DataFrame:
-    """Make arrays of ML vectors, for which records have no place.
+    """Convert ML vectors to arrays, because records cannot store vectors.
 
     Raises
     ------

@@ -271,7 +271,7 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""
     remedies.append(f"start Spark with more: {more}")
-    return "".join(text) + ". What helps: " + ", or ".join(filter(None, remedies))
+    return "".join(text) + ". To fix this: " + ", or ".join(filter(None, remedies))
 
 
 def _kept_executors(context: Context) -> int:

@@ -148,7 +148,7 @@ def _place(url: str) -> str:
 
 def _advice(scheme: str) -> str:
     if scheme not in _HADOOP:
-        return ". The package that opens it has to be there on every host of the cluster"
+        return ". Install the package that opens it on every host of the cluster"
     if importlib.util.find_spec("hdfs_native") is not None:
         return (
             ". A URL that names no host, or a nameservice, needs HADOOP_CONF_DIR, where core-site.xml says which it is"
