@@ -42,7 +42,7 @@ class Site:
     endpoint: Endpoint
     cluster: RunningCluster
     board: Board
-    guests_port: int
+    link_port: int
     admitted: str = ""
 
     def forget(self) -> None:
@@ -54,15 +54,15 @@ class Site:
         known = f"Host: 127.0.0.1:{self.port}\r\nAuthorization: token {TOKEN}\r\nConnection: close\r\n".encode()
         return ask_raw(self.port, b"%s %s HTTP/1.1\r\n%s%s\r\n%s" % (method, target, known, headers, body))
 
-    def as_guest(self, target: bytes, method: bytes = b"GET", headers: bytes = b"", body: bytes = b"") -> Raw:
+    def by_link(self, target: bytes, method: bytes = b"GET", headers: bytes = b"", body: bytes = b"") -> Raw:
         known = b"Host: 127.0.0.1\r\nConnection: close\r\n"
-        return ask_raw(self.guests_port, b"%s %s HTTP/1.1\r\n%s%s\r\n%s" % (method, target, known, headers, body))
+        return ask_raw(self.link_port, b"%s %s HTTP/1.1\r\n%s%s\r\n%s" % (method, target, known, headers, body))
 
     def ask(self, by_jupyter: bool, path: bytes, *rest: Any) -> Raw:
         """Request a path of TensorBoard, by Jupyter or by the kernel's port."""
         if by_jupyter:
             return self.by_jupyter(b"/user/alice/tfos-nb/tb/%s/%s" % (ID.encode(), path), *rest)
-        return self.as_guest(b"/%s/%s/tb/%s" % (ID.encode(), self.admitted.encode(), path), *rest)
+        return self.by_link(b"/%s/%s/tb/%s" % (ID.encode(), self.admitted.encode(), path), *rest)
 
     def check_still_serves(self) -> None:
         """Check that the cluster was not stopped, and that the board answers a valid request."""
@@ -84,7 +84,7 @@ def site(a_server: JupyterServer, tmp_path_factory: pytest.TempPathFactory) -> I
         port = urlsplit(a_server.url).port
         assert port is not None
         site = Site(port, endpoint, cluster, board, endpoint.open_port())
-        link = site.as_guest(b"/" + endpoint.access_link(ID).encode())
+        link = site.by_link(b"/" + endpoint.access_link(ID).encode())
         site.admitted = link.header("Location")[0].partition("/")[0]
         yield site
         endpoint.close()
@@ -196,7 +196,7 @@ FRAMINGS = [
 ]
 
 
-@pytest.mark.parametrize("by_jupyter", [True, False], ids=["Jupyter", "guest"])
+@pytest.mark.parametrize("by_jupyter", [True, False], ids=["Jupyter", "link"])
 @pytest.mark.parametrize(("lines", "sent", "body"), FRAMINGS, ids=[repr(lines + sent) for lines, sent, _ in FRAMINGS])
 def test_a_body_with_any_framing_is_at_most_one_request(
     site: Site, by_jupyter: bool, lines: bytes, sent: bytes, body: bytes | None
@@ -260,7 +260,7 @@ def test_a_client_without_a_pass_reaches_nothing_by_the_kernels_port(
 ) -> None:
     """No guessed pass or code, and no path around them, leads to the board, the log or Stop."""
     site.forget()
-    answer = site.as_guest(b"/" + b"/".join(segments), method)
+    answer = site.by_link(b"/" + b"/".join(segments), method)
     assert answer.status in {204, *REFUSALS}
     assert (site.board.asked, site.cluster.asked_for, site.cluster.stops) == ([], [], 0)
     assert site.admitted.encode() not in answer.all
@@ -275,15 +275,15 @@ def test_a_wrong_pass_or_code_opens_nothing(site: Site, changed: str, cut: int, 
     right = code if of_code else site.admitted
     wrong = right[:cut] + changed + right[cut + len(changed) :]
     wrong = wrong if wrong != right else right + "x"
-    answer = site.as_guest((f"/{ID}/enter?code={wrong}" if of_code else f"/{ID}/{wrong}/tb/data").encode())
+    answer = site.by_link((f"/{ID}/enter?code={wrong}" if of_code else f"/{ID}/{wrong}/tb/data").encode())
     assert answer.status in (403, 404)
     assert site.board.asked == []
-    assert site.as_guest(f"/{link}".encode()).status == 302, "the right code has not been used up"
+    assert site.by_link(f"/{link}".encode()).status == 302, "the right code has not been used up"
 
 
 @pytest.mark.parametrize("target", [b"http://evil.example/", b"//evil.example/tb/", b"*", b"evil.example:80", b""])
 def test_a_request_for_another_host_is_not_passed_on(site: Site, target: bytes) -> None:
-    for ask in (site.by_jupyter, site.as_guest):
+    for ask in (site.by_jupyter, site.by_link):
         for method in (b"GET", b"CONNECT", b"OPTIONS"):
             site.forget()
             answer = ask(target, method)

@@ -138,19 +138,19 @@ def test_an_invalid_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.Mon
 
 
 def test_a_code_is_valid_for_one_cluster() -> None:
-    guests = AccessLinks()
-    code = guests.new_code("one")
-    assert guests.enter("another", code) is None
-    assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
+    links = AccessLinks()
+    code = links.new_code("one")
+    assert links.enter("another", code) is None
+    assert links.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
 
 
 def test_a_pass_is_valid_for_one_cluster() -> None:
-    guests = AccessLinks()
-    admitted = guests.enter("one", guests.new_code("one"))
+    links = AccessLinks()
+    admitted = links.enter("one", links.new_code("one"))
     assert admitted is not None
-    assert guests.knows("one", admitted)
-    assert not guests.knows("another", admitted)
-    assert not guests.knows("one", "")
+    assert links.knows("one", admitted)
+    assert not links.knows("another", admitted)
+    assert not links.knows("one", "")
 
 
 def test_a_missing_directory_is_named() -> None:

@@ -51,7 +51,7 @@ def stood(
     nodes: Nodes, seconds: int, cores: float = 0.0, spike: float = 0.0, **changes: int
 ) -> tuple[float | None, float]:
     """Let seconds pass; return when the watchdog gave up, if it did, and for how long no row has moved."""
-    standstill: Any = FeedWatchdog(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
+    watchdog: Any = FeedWatchdog(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
     quiet = 0.0
     for second in range(1, seconds + 1):
         nodes.now += 1
@@ -59,8 +59,8 @@ def stood(
         nodes.seconds["worker:0"] += spike if second == 3 else 0.0
         for name, value in changes.items():
             setattr(nodes, name, value * second)
-        quiet = standstill.look()
-        if standstill.for_good:
+        quiet = watchdog.look()
+        if watchdog.for_good:
             return second, quiet
     return None, quiet
 

@@ -242,7 +242,7 @@ PREPARE = """
 """
 
 
-SHELF = (
+MODEL_CACHE = (
     PREPARE
     + """
     cache = ModelCache()
@@ -255,7 +255,7 @@ SHELF = (
 
 def test_a_process_keeps_one_model_and_reloads_it_after_a_change(run_script: RunScript) -> None:
     run_script(
-        SHELF
+        MODEL_CACHE
         + """
     try:
         cache.take(StoredModel("a.keras"), TaskResources())
@@ -289,7 +289,7 @@ def test_a_wrong_number_of_arguments_is_reported() -> None:
 @pytest.mark.slow
 def test_garbage_collection_skips_a_loaded_model_which_can_still_be_freed(run_script: RunScript) -> None:
     run_script(
-        SHELF
+        MODEL_CACHE
         + """
     save("a.keras", 31), save("b.keras", 32)
     import keras
