@@ -5,7 +5,7 @@
     kernel's web server ── unix socket ──▶ TunnelListener (driver, in the door's loop)
                                                │ OpenTunnel(number), on the node's stream
                                                ▼
-    TensorBoard ◀── TCP, loopback ── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
+    TensorBoard ◀── unix socket ──── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
 
 No process connects to an executor. The driver asks on the stream that the node keeps open, and the supervisor connects
 to the door, as for everything else. Each connection of a browser is one gRPC stream. HTTP/2 multiplexes them over the
