@@ -29,9 +29,15 @@ from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_o
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Blocks", "DatasetOptions", "Names", "Pairs", "Source", "build_dataset", "chosen_columns"]
+__all__ = ["NO_ROWS", "Blocks", "DatasetOptions", "Names", "Pairs", "Source", "build_dataset", "chosen_columns"]
 
 Names = str | Sequence[str] | None
+
+NO_ROWS = (
+    "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), before "
+    "cluster.wait() or the end of its with block"
+)
+"""Error of a dataset whose cluster ends without a feed."""
 
 _WEIGHT = "tfos_nb weight"  # key in an element: weights from class_weight
 _SIZES = "tfos_nb sizes"  # key in a block's element: sizes of the batches in the block
@@ -339,10 +345,7 @@ def build_dataset(
 
     schema = source.schema()
     if schema is None:
-        raise FeedFailed(
-            "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), before "
-            "cluster.wait() or the end of its with block"
-        )
+        raise FeedFailed(NO_ROWS)
     columns = chosen_columns(schema, options, decode is None)
     weigh = (str(options.y), options.class_weight) if options.class_weight is not None else None
     early = weigh if decode is None else None

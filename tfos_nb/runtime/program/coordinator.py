@@ -29,7 +29,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.datasets.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
+from tfos_nb.runtime.datasets.dataset import NO_ROWS, Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.messages import FeedSchema
 from tfos_nb.runtime.feed.passes import Readers
@@ -251,10 +251,7 @@ def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Col
     described = Described()
     while described.schema is None:
         if described.none_will_come or stopping.is_set():
-            raise FeedFailed(
-                "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), "
-                "before cluster.wait() or the end of its with block"
-            )
+            raise FeedFailed(NO_ROWS)
         with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
             (answer,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "describe", Tout=[tf.string])
         described = wire.decode(answer.numpy())
