@@ -86,3 +86,29 @@ def test_the_memory_is_removed_when_its_owner_closes_it(memory: StateMemory) -> 
     places = memory.places
     memory.close()
     assert not any(os.path.exists(place) for place in places)
+
+
+def test_a_state_that_the_memory_cannot_hold_is_written_to_the_disk(
+    memory: StateMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = [1 << 30]
+    last = LastState(memory.places, lambda: free[0])
+    last.put(StateVersion(1), 1, [np.zeros(1000)])
+    assert sizes(memory) == [True, False, False, False]
+    free[0] = 4000
+    last.put(StateVersion(2), 2, [np.ones(1000)])
+    last.put(StateVersion(3), 3, [np.full(1000, 3.0)])
+    assert sizes(memory) == [False, False, True, True], "two copies on the disk, and the memory is free"
+    assert values(last) == [[3.0] * 1000]
+    last.drop_after(StateVersion(2))
+    assert values(last) == [[1.0] * 1000]
+    assert [one.message for one in caplog.records].count(caplog.records[0].message) == 1
+    assert "does not fit into the free memory" in caplog.records[0].message
+    free[0] = 1 << 30
+    last.put(StateVersion(4), 4, [np.full(1000, 4.0)])
+    assert values(LastState(memory.places)) == [[4.0] * 1000], "the memory is used again when there is enough"
+
+
+def sizes(memory: StateMemory) -> list[bool]:
+    """Return which of the places have something in them."""
+    return [os.stat(place).st_size > 0 for place in memory.places]

@@ -60,6 +60,7 @@ from tfos_nb.runtime.control.processes import (
     write_frame,
 )
 from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.host.memory import Memory
 
 __all__ = [
     "DAEMON_CONF",
@@ -769,22 +770,7 @@ def _has_ended(watch: int) -> bool:
 
 def lacks_memory() -> bool:
     """Return whether the memory is nearly used up, so that a process that nobody uses should end."""
-    return _memory_left() < _LEAST_MEMORY
-
-
-def _memory_left() -> float:
-    """Return the fraction of memory that is free: of the machine, or of its container's limit if that is less."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    left: float = memory.available / memory.total
-    with contextlib.suppress(OSError, ValueError):  # no version 2 of cgroups, or no limit ("max")
-        own = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("0::/", 1)[-1].split("\n")[0]
-        most, used = (int((own / name).read_text()) for name in ("memory.max", "memory.current"))
-        counted = dict(line.split() for line in (own / "memory.stat").read_text().splitlines())
-        used -= int(counted.get("inactive_file", 0))  # file cache, which the kernel frees when memory is needed
-        left = min(left, 1 - used / most)
-    return left
+    return Memory.now().free_fraction < _LEAST_MEMORY
 
 
 def _enter(given: Environment) -> None:

@@ -6,25 +6,36 @@
                                    ─── read ────────────▶ TF process of generation 2
 
 The memory has no name in any file system. Its user's processes reach it as the supervisor's open files, and it is gone
-with the supervisor, however that ends. One of the two is always whole: a process may be killed while it writes.
+with the supervisor, however that ends. One of the two is always whole: a process may be killed while it writes. A state
+for which the memory is too small is written to two files on the host's disk instead, which have no names either.
+
+:func:`write_state` and :func:`read_state` are both ends of the format. A state that is saved in the ``model_dir`` has
+it, too (recovery.stored_states).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LastState", "State", "StateMemory", "StateVersion"]
+from tfos_nb.runtime.host.memory import Memory
+
+__all__ = ["LastState", "State", "StateMemory", "StateVersion", "read_state", "write_state"]
+
+_log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("!8sQQQQQQ")  # what it is; epoch, generation, step; passes; bytes of the index and of the rest
 _WHOLE = b"tfos_nb2"
 _COPIES = 2
+_RESERVE = 0.2  # of the free memory is left to TensorFlow and to the host
 
 
 @dataclass(frozen=True, order=True)
@@ -50,21 +61,35 @@ class StateVersion:
 
 
 class StateMemory:
-    """The supervisor's side of the states' memory. Only Linux has it."""
+    """The supervisor's side of the states' memory. Only Linux has it.
 
-    def __init__(self) -> None:
-        self._files = [os.memfd_create(f"tfos_nb-state-{copy}") for copy in range(_COPIES)] if _has_memory() else []
+    Parameters
+    ----------
+    directory : str, optional
+        Where the files are that hold what the memory cannot. By default the temporary directory.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._files: list[int] = []
+        if _has_memory():
+            self._files = [os.memfd_create(f"tfos_nb-state-{copy}") for copy in range(_COPIES)]
+            self._files += [_unnamed_file(directory) for _ in range(_COPIES)]
 
     @property
     def places(self) -> list[str]:
-        """Place where a child process finds it."""
+        """Where a child process finds the memory: its two copies, then the two files on the disk."""
         return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory and the files."""
         for file in self._files:
             os.close(file)
         self._files.clear()
+
+
+def _unnamed_file(directory: str | None) -> int:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        return os.dup(file.fileno())
 
 
 def _has_memory() -> bool:
@@ -93,6 +118,8 @@ class LastState:
     ----------
     places : sequence of str
         :attr:`StateMemory.places`.
+    free_memory : callable, optional
+        Returns how many bytes of memory are free.
 
     Examples
     --------
@@ -105,39 +132,50 @@ class LastState:
     >>> memory.close()
     """
 
-    def __init__(self, places: Sequence[str]) -> None:
+    def __init__(self, places: Sequence[str], free_memory: Callable[[], int] = lambda: Memory.now().free) -> None:
         self._places = list(places)
+        self._memory, self._disk = self._places[:_COPIES], self._places[_COPIES:]
+        self._free_memory = free_memory
+        self._said = False  # that the memory is too small
 
     def put(self, moment: StateVersion, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
         """Write a state over the older one of the two; NumPy arrays of numbers.
 
+        If the memory is too small, it goes to the disk, and what is in the memory is freed after that.
+
         Raises
         ------
         OSError
-            If there is not enough memory; the other one is as it was.
+            If there is not enough memory or disk; the other one is as it was.
         """
-        import numpy as np
+        arrays = list(arrays)
+        place = min(self._memory, key=_when)
+        if self._disk and not self._has_memory_for(sum(array.nbytes for array in arrays), place):
+            place = min(self._disk, key=_when)
+        write_state(place, moment, passes, arrays, rest)
+        if place in self._disk:
+            for other in self._memory:
+                self._truncate(other)
 
-        arrays = [np.asarray(array, order="C") for array in arrays]
-        index = json.dumps([[array.dtype.name, list(array.shape)] for array in arrays]).encode()
-        place = min(self._places, key=_when)
-        with open(place, "r+b", buffering=0) as file:
-            file.truncate(0)
-            try:
-                file.seek(_HEAD.size)
-                for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays), rest):
-                    _write(file, memoryview(part))
-                file.seek(0)
-                when = moment.epoch, moment.generation, moment.step
-                file.write(_HEAD.pack(_WHOLE, *when, passes, len(index), len(rest)))  # last: now it is whole
-            except OSError:
-                file.truncate(0)
-                raise
+    def _has_memory_for(self, size: int, place: str) -> bool:
+        """Return whether a state of so many bytes may be written to a place in memory, over the one that is there."""
+        free = self._free_memory() + os.stat(place).st_size
+        if size <= free * (1 - _RESERVE):
+            return True
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "fit's state of %.1f GB does not fit into the free memory of %.1f GB: this node keeps it in a file "
+                "on its host's disk, and saves less often",
+                size / 1e9,
+                free / 1e9,
+            )
+        return False
 
     def newest(self, accepts: Callable[[StateVersion], bool] = lambda moment: True) -> State | None:
         """Return the latest state that is whole and was saved at a moment that is accepted; None if there is none."""
         found = sorted((when, place) for place in self._places if (when := _when(place)) is not _NEVER)
-        states = (_state_in(place) for when, place in reversed(found) if accepts(when))
+        states = (read_state(place) for when, place in reversed(found) if accepts(when))
         return next((state for state in states if state is not None), None)
 
     def drop_after(self, moment: StateVersion) -> None:
@@ -169,10 +207,39 @@ def _when(place: str) -> StateVersion:
     return StateVersion(*_HEAD.unpack(head)[1:4])
 
 
-def _state_in(place: str) -> State | None:
-    """Read a state; None if it is incomplete or damaged."""
+def write_state(place: str, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
+    """Write a state to a file, over what is there; NumPy arrays of numbers. It is whole or not there at all.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; then it is empty.
+    """
+    import numpy as np
+
+    arrays = [np.asarray(array, order="C") for array in arrays]
+    index = json.dumps([[array.dtype.name, list(array.shape)] for array in arrays]).encode()
+    with open(place, "r+b", buffering=0) as file:
+        file.truncate(0)
+        try:
+            file.seek(_HEAD.size)
+            for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays), rest):
+                _write(file, memoryview(part))
+            file.seek(0)
+            when = moment.epoch, moment.generation, moment.step
+            file.write(_HEAD.pack(_WHOLE, *when, passes, len(index), len(rest)))  # last: now it is whole
+        except OSError:
+            file.truncate(0)
+            raise
+
+
+def read_state(place: str) -> State | None:
+    """Read a state from a file; None if there is none, or it is incomplete or damaged."""
     with open(place, "rb") as file:
-        _, *when, passes, length, behind = _HEAD.unpack(file.read(_HEAD.size))
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(_WHOLE):
+            return None
+        _, *when, passes, length, behind = _HEAD.unpack(head)
         content = memoryview(file.read())
     try:
         index = json.loads(bytes(content[:length]))
