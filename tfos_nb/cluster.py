@@ -108,6 +108,7 @@ def launch(
     restarts: int = Settings.restarts,
     heartbeat_timeout: float = Settings.heartbeat_timeout,
     min_workers: int | None = Settings.min_workers,
+    checkpoint_every: float | None = Settings.checkpoint_every,
     warm: bool = Settings.warm,
     warm_idle: float = Settings.warm_idle,
     record: bool | str | os.PathLike[str] = Settings.record,
@@ -174,6 +175,9 @@ def launch(
     min_workers : int, optional
         With ``restarts``: continue with at least this many workers while a lost one is not back. It joins the others
         again when they have saved a state. Default: wait for all workers.
+    checkpoint_every : float, optional
+        With ``restarts``: every so many seconds the chief also writes the state of ``fit``, which the nodes keep in
+        memory, to ``model_dir``. So training continues in the middle of the epoch if all nodes are lost at once.
     warm : bool, optional
         Whether the nodes are forked from a process that has imported TensorFlow. That process stays on the executor's
         host for the next cluster. Nodes with GPUs are never forked.
@@ -239,6 +243,7 @@ def launch(
         restarts=restarts,
         heartbeat_timeout=heartbeat_timeout,
         min_workers=min_workers,
+        checkpoint_every=checkpoint_every,
         warm=warm,
         warm_idle=warm_idle,
         record=record,
@@ -346,7 +351,13 @@ class Cluster(Rich):
         self._process, self._launched_at = this_process(), time.time()
         self._payload = payload
         self.id = id or uuid.uuid4().hex[:12]
-        self._controller = ClusterController(plan, settings.restarts, settings.heartbeat_timeout, settings.grace)
+        self._controller = ClusterController(
+            plan,
+            settings.restarts,
+            settings.heartbeat_timeout,
+            settings.grace,
+            durable=settings.checkpoint_every is not None,
+        )
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._outcome = ClusterOutcome(plan.name, self._controller)
         self._lifecycle = ClusterLifecycle(plan.name, self._controller, self._outcome, self._jobs, settings)

@@ -30,8 +30,10 @@ from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse
 class Cluster:
     """Workers that train, each on the executor with its number, or on the given executors."""
 
-    def __init__(self, workers: int = 3, executors: str = "0123", restarts: int = 1, **plan: Any) -> None:
-        self.membership = Membership(ClusterPlan(workers, **plan), restarts)
+    def __init__(
+        self, workers: int = 3, executors: str = "0123", restarts: int = 1, durable: bool = False, **plan: Any
+    ) -> None:
+        self.membership = Membership(ClusterPlan(workers, **plan), restarts, durable)
         self.streams = 0
         self.told: list[tuple[str, Any]] = []
         self.ended: list[int] = []
@@ -139,6 +141,17 @@ def test_a_lone_worker_stays_with_its_state() -> None:
     cluster.apply(ExecutorsLeave(frozenset("0")))
     assert not cluster.is_asked()
     assert cluster.save() == ""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_workers_leave_at_once_if_their_state_is_on_a_disk(workers: int) -> None:
+    cluster = Cluster(workers, "00", durable=True)
+    cluster.apply(ExecutorsLeave(frozenset("0")))
+    nodes = list(cluster.membership.members)
+    assert cluster.is_asked() == set(nodes)
+    assert cluster.save() == "; ".join(f"the executor of {name} is about to end" for name in nodes)
+    cluster.apply(RestartWith(cluster.membership.changing))
+    assert cluster.membership.without_supervisor == tuple(nodes)
 
 
 @pytest.mark.parametrize("plan", [{"restarts": 0}, {"ps": 1, "chief": True, "executors": "23011"}], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.runtime.feed.test_transfer import driver_of
 from tfos_nb.driver.ledger import FeedLedger, HeldPositions
@@ -45,6 +46,17 @@ def test_the_number_of_kept_positions_is_bounded() -> None:
         held.take(said("worker:0", f"{number:03d}"), ("worker:0",), book)
     assert held.states[-1] == "099"
     assert len(held.states) == len(held._parts) == 16
+
+
+def test_a_state_on_the_disk_outlives_those_that_follow_it_in_memory() -> None:
+    held, nodes = HeldPositions(), ("worker:0", "worker:1")
+    book = FeedLedger(1, nodes)
+    for number in range(100):
+        held.take(replace(said("worker:0", f"{number:03d}"), stored=number in (10, 40)), nodes, book)
+        held.take(said("worker:1", f"{number:03d}"), nodes, book)
+    assert held.states[:2] == ("010", "040")
+    assert held.states[-1] == "099"
+    assert len(held.states) == 18
 
 
 def test_the_rows_of_a_state_are_known_after_its_ledger_was_closed() -> None:

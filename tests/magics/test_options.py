@@ -101,6 +101,11 @@ def test_input_tensorflow_and_background_are_parsed():
         ("--workers -1", "workers must be a whole number, 0 or more, got -1"),
         ("--restarts -1", "restarts must be a whole number, 0 or more, got -1"),
         ("--min-workers 1", "min_workers= needs restarts=: without restarts the first loss ends the cluster"),
+        ("--checkpoint-every 9", "checkpoint_every= needs restarts=: without restarts the first loss ends the cluster"),
+        (
+            "--restarts 1 --ps 1 --checkpoint-every 60",
+            "checkpoint_every= is not for parameter servers: leave it out, and call ctx.checkpoint in main",
+        ),
         ("--restarts 1 --min-workers 9", "min_workers must be at most 1, the number of workers, got 9"),
         ("--model-dir hdfs:/x", "model_dir: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models"),
     ],

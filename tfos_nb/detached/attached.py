@@ -103,8 +103,7 @@ def _lost(place: DetachedPlace) -> str:
         return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {newest}"
     return (
         f"{place.name}: its process {place.process.pid} on {place.process.host} has gone without a result: it was "
-        f"killed, or the host has restarted. {newest}. Its output is in {place.log}. Launch it again with the same "
-        "model_dir: main continues from its saved state"
+        f"killed, or the host has restarted. {newest}. Its output is in {place.log}"
     )
 
 

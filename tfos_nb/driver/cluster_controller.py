@@ -97,6 +97,8 @@ class ClusterController:
         Seconds without a heartbeat after which a node counts as lost.
     grace : float
         Seconds that an evaluator has between the training's end and its own.
+    durable : bool
+        Whether a state with which nodes join or leave is written to the ``model_dir``, beside the nodes' memory.
 
     Attributes
     ----------
@@ -111,13 +113,18 @@ class ClusterController:
     """
 
     def __init__(
-        self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0, grace: float = 30.0
+        self,
+        plan: ClusterPlan,
+        restarts: int = 0,
+        heartbeat_timeout: float = 15.0,
+        grace: float = 30.0,
+        durable: bool = False,
     ) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.heartbeat_timeout = heartbeat_timeout
         self._grace = grace
         self._evaluators_until = math.inf  # the time until which they are awaited
-        self.membership = Membership(plan, restarts)
+        self.membership = Membership(plan, restarts, durable)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         self.feeds = FeedController(self.changed, self.membership, self.send)
         self.answering = Answering(self.membership, self.feeds)
@@ -132,7 +139,7 @@ class ClusterController:
         self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
         self._planned_at = time.monotonic()
         self._journal = Journal(max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
-        self._note_event(Planned(plan, restarts))
+        self._note_event(Planned(plan, restarts, durable))
         self._commands: dict[type, Callable[[Any], object]] = {
             Tell: lambda command: self.send(command.message, command.nodes),
             Begin: self._begin,

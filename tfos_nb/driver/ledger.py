@@ -226,11 +226,16 @@ class FeedLedger:
 
 
 class HeldPositions:
-    """The driver's record of the states for which all nodes have reported their positions."""
+    """The driver's record of the states for which all nodes have reported their positions.
+
+    States in memory follow each other within a tenth of a second, and only the newest are continued from. Those that
+    are written to the ``model_dir`` are kept apart: hundreds of states in memory may follow one of them.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
         self._whole: dict[str, _State] = {}
+        self._stored: dict[str, None] = {}  # their names, in order
 
     def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
         """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger.
@@ -242,8 +247,11 @@ class HeldPositions:
         if is_known := told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
             self._whole[said.state] = _State(told, book)
+        if said.stored:
+            self._stored[said.state] = None
+        _leave_newest(self._stored)
         _leave_newest(self._parts)
-        _leave_newest(self._whole)
+        _leave_newest(self._whole, beside=self._stored)
         return is_known
 
     def keep_rows_of(self, book: FeedLedger) -> None:
@@ -295,6 +303,7 @@ def _by_partition(several: Iterable[Mapping[int, Spans]]) -> dict[int, Spans]:
     return {partition: merged(spans) for partition, spans in rows.items()}
 
 
-def _leave_newest(states: dict[Any, Any]) -> None:
-    while len(states) > _KEPT:
-        del states[next(iter(states))]
+def _leave_newest(states: dict[Any, Any], beside: Collection[Any] = ()) -> None:
+    """Delete all but the newest states; those in ``beside`` are not counted."""
+    for old in [state for state in states if state not in beside][:-_KEPT]:
+        del states[old]

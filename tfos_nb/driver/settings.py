@@ -39,6 +39,7 @@ class Settings:
     restarts: int = 0
     heartbeat_timeout: float = 15.0
     min_workers: int | None = None
+    checkpoint_every: float | None = None
     warm: bool = True
     warm_idle: float = 600.0
     record: bool | str | os.PathLike[str] = True
@@ -63,6 +64,10 @@ class Settings:
             check_count("min_workers", self.min_workers, 1)
         if self.min_workers is not None and not self.restarts:
             raise PlanError("min_workers= needs restarts=: without restarts the first loss ends the cluster")
+        if self.checkpoint_every is not None:
+            check_seconds("checkpoint_every", self.checkpoint_every, above=0)
+        if self.checkpoint_every is not None and not self.restarts:
+            raise PlanError("checkpoint_every= needs restarts=: without restarts the first loss ends the cluster")
         self._check_kinds()
         self._check_names()
 
@@ -85,6 +90,10 @@ class Settings:
 
     def check(self, plan: ClusterPlan) -> None:
         """Refuse settings that do not fit a plan."""
+        if self.checkpoint_every is not None and plan.ps:
+            raise PlanError(
+                "checkpoint_every= is not for parameter servers: leave it out, and call ctx.checkpoint in main"
+            )
         least = self.min_workers
         if least is None:
             return
@@ -142,6 +151,7 @@ class Settings:
             "spill_bytes": self.spill_bytes,
             "queues": list(self.queues),
             "restarts": self.restarts,
+            "checkpoint_every": self.checkpoint_every,
             "heartbeat_timeout": self.heartbeat_timeout,
             "warm_idle": self.warm_idle,
         }

@@ -26,6 +26,7 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
+    "checkpoint_every",
     *("tensorboard", "log_dir", "warm", "record", "mlflow", "detach", "keep"),
 )
 """Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
@@ -86,6 +87,7 @@ class LaunchOptions:
     grace: float | None = None
     restarts: int | None = None
     min_workers: int | None = None
+    checkpoint_every: float | None = None
     autolog: bool | None = None
     tensorboard: bool | None = None
     log_dir: str | None = None
@@ -316,6 +318,12 @@ def _add_limits(group: argparse._ArgumentGroup, told: _Told) -> None:
         help=told(
             "min_workers", "with how many workers to continue while a lost one is replaced; without it, all wait"
         ),
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        metavar="S",
+        type=seconds,
+        help=told("checkpoint_every", "every how many seconds the state of fit is also written to --model-dir"),
     )
 
 

@@ -111,6 +111,7 @@ class Fitting(
             "buffer_bytes": self.getBufferBytes(),
             "restarts": self.getRestarts(),
             "min_workers": self.getMinWorkers(),
+            "checkpoint_every": self.getCheckpointEvery(),
         }
         return Fit(
             f"{kind}-{next(_fits)}",

@@ -413,6 +413,10 @@ def _to_seconds(value: Any) -> float:
     raise TypeError(f"the value must be a positive number of seconds, got {value!r}")
 
 
+def _to_seconds_or_none(value: Any) -> float | None:
+    return None if value is None else _to_seconds(value)
+
+
 def _to_mlflow(value: Any) -> bool | str | None:
     if value is None or isinstance(value, bool) or (isinstance(value, str) and value.strip()):
         return value
@@ -554,10 +558,16 @@ class HasRecovery(Params):
         "how many workers train on while a lost one is not back, with restarts; None: all wait for it",
         to_count,
     )
+    checkpoint_every: Param[float | None] = Param(
+        Params._dummy(),
+        "checkpoint_every",
+        "every how many seconds the state is also written to model_dir, with restarts; None: it is in memory only",
+        _to_seconds_or_none,
+    )
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(restarts=0, min_workers=None)
+        self._setDefault(restarts=0, min_workers=None, checkpoint_every=None)
 
     def setRestarts(self: P, value: int) -> P:
         """Set ``restarts``."""
@@ -574,6 +584,14 @@ class HasRecovery(Params):
     def getMinWorkers(self) -> int | None:
         """Return ``min_workers``."""
         return self.getOrDefault(self.min_workers)
+
+    def setCheckpointEvery(self: P, value: float | None) -> P:
+        """Set ``checkpoint_every``."""
+        return self._set(checkpoint_every=value)
+
+    def getCheckpointEvery(self) -> float | None:
+        """Return ``checkpoint_every``."""
+        return self.getOrDefault(self.checkpoint_every)
 
 
 class HasMlflow(Params):

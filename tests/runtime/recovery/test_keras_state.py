@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.recovery.stored_states import StoredStates
+from tfos_nb.runtime.storage.uploads import SavingFlag
 
 X = np.arange(32.0).reshape(32, 1) / 32
 Y = 3 * X + 1
@@ -41,12 +46,13 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
     """Begin a generation as a new process would, with the state memory of the previous one."""
     own = flavour.Model.fit
 
-    def begin(number: int) -> RowQueue:
+    def begin(number: int, stored: StoredStates | None = None) -> RowQueue:
         queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
         if number > 1:
             queue.begin_generation()
         flavour.Model.fit = own
-        keep_fits(LastState(memory.places), queue, lambda: None, SaveRequest(), generation=number, workers=1)
+        held, request = (lambda: None), SaveRequest()
+        keep_fits(LastState(memory.places), queue, held, request, generation=number, workers=1, stored=stored)
         return queue
 
     return begin
@@ -100,6 +106,53 @@ def test_a_resumed_fit_ends_with_the_weights_of_an_uninterrupted_one(
     np.testing.assert_allclose(history.history["loss"], wanted_history.history["loss"], rtol=1e-6)
     for found, wanted in zip(model.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_fit_continues_from_the_state_on_the_disk_if_the_memory_is_gone(
+    memory: StateMemory, generation: Callable[..., RowQueue], flavour: Any, tmp_path: Path
+) -> None:
+    whole = build(flavour)
+    fit(whole, 6)
+    stored = StoredStates(str(tmp_path), 1e-9, SavingFlag(lambda going_on: None))
+    generation(1, stored)
+    with pytest.raises(Lost):
+        fit(build(flavour), 6, callbacks=[lose_in(flavour, 3)])
+    stored.finish()
+    LastState(memory.places).clear()
+    generation(2, StoredStates(str(tmp_path), 3600.0, SavingFlag(lambda going_on: None)))
+    model, begun = build(flavour), Begun(flavour)
+    fit(model, 6, callbacks=[begun.callback])
+    assert begun.epochs == [3, 4, 5]
+    for found, wanted in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_directory_that_cannot_be_read_is_an_error_only_if_no_memory_has_a_state(
+    memory: StateMemory,
+    generation: Callable[..., RowQueue],
+    flavour: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(directory: CheckpointDirectory) -> Any:
+        raise OSError(f"{directory.path}: no answer")
+
+    monkeypatch.setattr(CheckpointDirectory, "checkpoints", fail)
+    stored = StoredStates(str(tmp_path), 3600.0, SavingFlag(lambda going_on: None))
+    generation(1, stored)
+    with pytest.raises(Lost):
+        fit(build(flavour), 4, callbacks=[lose_in(flavour, 2)])
+    generation(2, stored)
+    begun = Begun(flavour)
+    with pytest.raises(Lost):
+        fit(build(flavour), 4, callbacks=[begun.callback, lose_in(flavour, 3)])
+    assert begun.epochs == [2, 3], "the memory has it"
+    LastState(memory.places).clear()
+    generation(3, stored)
+    with pytest.raises(
+        TfosError, match="no node has a state in memory, and those that were written cannot be read: .*no answer"
+    ):
+        fit(build(flavour), 4)
 
 
 def test_the_first_fit_is_not_repeated_when_a_later_one_was_interrupted(

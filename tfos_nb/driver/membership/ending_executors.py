@@ -11,9 +11,16 @@ __all__ = ["EndingExecutors"]
 
 
 class EndingExecutors:
-    """The executors that are about to end, and the nodes that have left one."""
+    """The executors that are about to end, and the nodes that have left one.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    durable : bool
+        Whether the state with which nodes leave is on a disk. Otherwise it is in the memory of the nodes.
+    """
+
+    def __init__(self, durable: bool = False) -> None:
+        self._durable = durable
         self._ending: set[str] = set()
         self._left: set[tuple[str, str]] = set()  # a node, and the executor that it has left
 
@@ -30,9 +37,9 @@ class EndingExecutors:
         return [one for one in members if not one.status.ended and self.has(one)] if self._ending else []
 
     def leaving(self, present: PresentMembers) -> Sequence[Member]:
-        """Return the nodes that can leave their executors: not all that train, since one must keep the state."""
+        """Return the nodes that can leave their executors: not all that train, if one must keep the state in memory."""
         ending = [one for one in self.among(present.members) if not one.told_to_end]
-        if ending and all(one in ending for one in present.training):
+        if ending and not self._durable and all(one in ending for one in present.training):
             ending.remove(present.training[0])
         return ending
 

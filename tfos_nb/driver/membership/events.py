@@ -44,10 +44,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Planned:
-    """The first event: the expected nodes, and how often they may be restarted."""
+    """The first event: the expected nodes, how often they may be restarted, and whether states are on a disk."""
 
     plan: ClusterPlan
     restarts: int
+    durable: bool = False
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def replay(events: Iterable[Any]) -> Membership:
 def _after(state: Membership | None, event: Any) -> Membership:
     """Return the state after one more event: the given one, changed, or that of a first event."""
     if isinstance(event, Planned):
-        return Membership(event.plan, event.restarts)
+        return Membership(event.plan, event.restarts, event.durable)
     if isinstance(event, Condensed):
         return copy.deepcopy(event.state)
     if state is None:

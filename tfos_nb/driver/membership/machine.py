@@ -125,7 +125,7 @@ class Membership:
         Absent nodes that have neither a task nor a supervisor any more.
     """
 
-    def __init__(self, plan: ClusterPlan, restarts: int = 0) -> None:
+    def __init__(self, plan: ClusterPlan, restarts: int = 0, durable: bool = False) -> None:
         self.plan = plan
         self.members = {str(node): Member(node) for node in plan.nodes}
         self.generation = self.rendezvous = 1
@@ -142,7 +142,7 @@ class Membership:
         self._evaluators_told = False  # they know that the training has ended
         self._leaving: set[str] = set()
         self._lasts = restarts > 0  # its supervisors start processes again
-        self._executors = EndingExecutors()
+        self._executors = EndingExecutors(durable)
         self._supervisors = Supervisors()
         self._coordinators: dict[str, Member] = {}  # they need the servers of the others
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server

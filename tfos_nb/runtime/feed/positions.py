@@ -31,6 +31,7 @@ class PositionHeld:
 
     Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
     in one batch with the last of them. ``waits``: the state itself is saved, and this node runs no further step.
+    ``stored``: this node writes it to the ``model_dir``, so training may continue from it much later.
     """
 
     node: str
@@ -40,3 +41,4 @@ class PositionHeld:
     known: dict[int, Reached] = field(default_factory=dict)
     left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     waits: bool = False
+    stored: bool = False

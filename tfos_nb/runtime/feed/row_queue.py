@@ -262,10 +262,11 @@ class RowQueue:
         with self._changed:
             self._do(self._schedule.cut())
 
-    def hold(self, state: str, epoch: int, rows: int, *, waits: bool = False) -> None:
+    def hold(self, state: str, epoch: int, rows: int, *, waits: bool = False, stored: bool = False) -> None:
         """Tell the driver which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
 
-        ``waits``: this node has saved its part of the state before, and runs no further step.
+        ``waits``: this node has saved its part of the state before, and runs no further step. ``stored``: this node
+        also writes the state to the ``model_dir``.
 
         Raises
         ------
@@ -282,7 +283,7 @@ class RowQueue:
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
         left = feed.rows_at(others.tolist())
-        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, waits))
+        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, waits, stored))
         self._tell_due()
 
     # --- how far the program has come ---

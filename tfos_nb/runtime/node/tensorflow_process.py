@@ -65,10 +65,12 @@ from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
 from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import check_places
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
+from tfos_nb.runtime.storage.uploads import SavingFlag
 
 logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__
 
@@ -122,6 +124,8 @@ class TensorFlowProcess:
         self._node = Node.parse(job.node)
         self._signals = _Signals(threading.Event(), threading.Event(), threading.Event(), {})
         self._save_request = SaveRequest()
+        self._saving = SavingFlag(lambda going_on: channel.send(Saving(job.node, going_on)))
+        self._stored: StoredStates | None = None
         self._feed_error: FeedFailed | None = None
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
@@ -209,16 +213,18 @@ class TensorFlowProcess:
         is_given = bool(self._job.settings.get("place_given"))
         log_dir = str(self._job.settings.get("log_dir", ""))
         check_places(ctx.model_dir if is_given else "", log_dir, writes=ctx.is_chief)
-        if is_given and _hosts_of(spec) > 1:
+        if (is_given and _hosts_of(spec) > 1) or self._job.settings.get("checkpoint_every"):
             ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         if kept := self._job.settings.get("kept"):
-            self._keep_fits(cast("list[str]", kept), ctx.num_workers)
+            self._keep_fits(cast("list[str]", kept), ctx)
         self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         ctx.finish_saving()
+        if self._stored is not None:
+            self._stored.finish()
         return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec), ctx.has_read)
 
     def _context(self, spec: dict[str, list[str]], args: Any) -> NodeContext:
@@ -243,7 +249,7 @@ class TensorFlowProcess:
         )
         calls = ContextCalls(
             failed=self._remember,
-            saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
+            saving=self._saving,
             checkpoint=CheckpointCalls(self._tell_held, self._tell_seen, self._save_request),
             coordinator=coordinator,
         )
@@ -263,18 +269,21 @@ class TensorFlowProcess:
             return self._node
         return Node(Role.WORKER, workers.index(self._node.index))
 
-    def _keep_fits(self, places: list[str], workers: int) -> None:
+    def _keep_fits(self, places: list[str], ctx: NodeContext) -> None:
         from tfos_nb.runtime.program import setup
 
+        if (every := self._job.settings.get("checkpoint_every")) and ctx.is_chief:
+            self._stored = StoredStates(ctx.checkpoint_dir, float(str(every)), self._saving)
         setup.keep_fits(
             LastState(places),
             self._queues.default,
             self._tell_held,
             self._save_request,
             generation=self._signals.generation,
-            workers=workers,
+            workers=ctx.num_workers,
             held_states=self._signals.held,
             hooks=setup.FIT_HOOKS,
+            stored=self._stored,
         )
 
     def _tell_held(self) -> None:

@@ -83,8 +83,8 @@ class ContextCalls:
     ----------
     failed : callable
         Called with an error of the rows, which TensorFlow would raise as another type.
-    saving : callable
-        Called with True when saving begins, and with False when it ends.
+    saving : SavingFlag
+        Set while something is saved.
     checkpoint : CheckpointCalls
         Callbacks about states.
     coordinator : CoordinatorCalls
@@ -92,7 +92,7 @@ class ContextCalls:
     """
 
     failed: Callable[[FeedFailed], object]
-    saving: Callable[[bool], object]
+    saving: SavingFlag
     checkpoint: CheckpointCalls
     coordinator: CoordinatorCalls
 
@@ -158,7 +158,7 @@ class NodeContext:
         self._reporter = reporter
         self._stopping = stopping
         self._rows = queues.default
-        self._saving = SavingFlag(calls.saving)
+        self._saving = calls.saving
         self._uploads = Uploads(self._saving)
         self._sources = RowSources(task, queues, calls.failed)
         self._row_lists = RowLists(settings.name, settings.fed, queues, requests)

@@ -2,15 +2,11 @@
 
 ::
 
-    checkpoint_dir/
-        00000003/    state.index, state.data-…   TensorFlow's own checkpoint
-                     place.json                  {"epoch": 3, "generation": 1}
+    checkpoint_dir/              recovery.checkpoint_directory
+        00000003/                state.index, state.data-…: TensorFlow's own checkpoint
         00000003-0001-000002/    the same, in the middle of a pass: epoch, generation, number in the generation
-        .part-…      a checkpoint that is being written; renamed when it is complete
 
-A checkpoint exists completely or not at all: it is written to a temporary directory and renamed. In a remote store, a
-local copy is uploaded while the training goes on. ``place.json`` is written last, because object stores rename by
-copying one file after another. A directory without it is no checkpoint.
+In a remote store, a local copy is uploaded while the training goes on.
 
 All nodes of a generation continue from the same state: the newest one of an earlier generation. States that other nodes
 have saved meanwhile do not count. The state is kept until the generation is over.
@@ -19,22 +15,19 @@ have saved meanwhile do not count. The state is kept until the generation is ove
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import re
 import shutil
 import tempfile
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory, is_of_a_whole_epoch, write_place
 from tfos_nb.runtime.recovery.save_request import SaveRequest
-from tfos_nb.runtime.storage.paths import is_local
-from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over, writing
+from tfos_nb.runtime.storage.remote import writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
@@ -42,8 +35,7 @@ __all__ = ["CheckpointCalls", "Checkpoints", "Resumed"]
 
 logger = logging.getLogger(__name__)
 
-_NUMBER = re.compile(r"\d{8}(-\d{4}-\d{6})?")
-_STATE, _PLACE, _PART = "state", "place.json", ".part-"
+_STATE = "state"
 
 
 @dataclass(frozen=True)
@@ -202,9 +194,9 @@ class Checkpoints:
         """Report the directory's mark to the driver now. The driver ends the cluster if the nodes' marks differ."""
         self._place()
 
-    def _place(self) -> _Place:
+    def _place(self) -> CheckpointDirectory:
         """Return the directory. If nodes may be restarted, report its mark on this host to the driver, once."""
-        place = _Place.at(self.directory)
+        place = CheckpointDirectory.at(self.directory)
         if self._restarts and place.local and not self._looked:
             self._looked, mark = True, ""
             # Only the chief must be able to write there.
@@ -257,7 +249,7 @@ class Checkpoints:
                     f"the program that saved it, or use another model_dir: {error}"
                 ) from error
         self._from = name
-        self._rows.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
+        self._rows.resume(epoch, "" if is_of_a_whole_epoch(name) else name)
         logger.info("continues after epoch %d, from %s/%s", epoch, without_password(self.directory), name)
         return Resumed(epoch)
 
@@ -266,104 +258,14 @@ class Checkpoints:
 
         It must be of an earlier generation, and either of whole epochs, or saved by all nodes.
         """
-        return says["generation"] < self._generation and (_is_of_a_whole_epoch(name) or name in self._held_states)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Directory of checkpoints on a file system of fsspec."""
-
-    filesystem: Any
-    path: str
-
-    @classmethod
-    def at(cls, url: str) -> _Place:
-        """Return the directory at a path or URL."""
-        return cls(*file_system(url))
-
-    @property
-    def local(self) -> bool:
-        """Whether the directory is local, so that TensorFlow can write to it."""
-        return is_local(self.filesystem)
-
-    def checkpoints(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield the names of the complete checkpoints, the oldest first, and the content of their ``place.json``."""
-        for name in self._named():
-            with contextlib.suppress(FileNotFoundError):  # incomplete, or removed by the chief meanwhile
-                yield name, json.loads(self.filesystem.cat_file(f"{self.path}/{name}/{_PLACE}"))
-
-    def _is_whole(self, name: str) -> bool:
-        return bool(self.filesystem.exists(f"{self.path}/{name}/{_PLACE}"))
-
-    def _named(self) -> list[str]:
-        """Return the names of all checkpoints, complete or not, the oldest first."""
-        self.filesystem.invalidate_cache()
-        if not self.filesystem.exists(self.path):
-            return []
-        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.path, detail=False))
-        return sorted(name for name in names if _NUMBER.fullmatch(name))
-
-    def part(self) -> str:
-        """Return the path of a new temporary directory. Temporary directories of earlier writers are removed.
-
-        In a remote store, the directory itself is not created.
-        """
-        self.filesystem.makedirs(self.path, exist_ok=True)
-        for name in self.filesystem.ls(self.path, detail=False):
-            if name.rstrip("/").rpartition("/")[2].startswith(_PART):
-                self.filesystem.rm(name, recursive=True)
-        part = f"{self.path}/{_PART}{uuid.uuid4().hex}"
-        if self.local:
-            self.filesystem.makedirs(part)
-        return part
-
-    def put(self, folder: str, part: str, number: str, begun_from: str, keep: int) -> None:
-        """Move or copy a written state to its final path, and remove old checkpoints.
-
-        Parameters
-        ----------
-        folder : str
-            Local directory of the state; equal to ``part`` if the directory of checkpoints is local.
-        part : str
-            Temporary path from :meth:`part`.
-        number : str
-            Name of the checkpoint.
-        begun_from : str
-            Name of the checkpoint from which this generation began; it is kept, because other nodes may restore it.
-        keep : int
-            Number of the newest checkpoints to keep. The newest one of whole epochs is kept too.
-        """
-        place = f"{self.path}/{number}"  # may exist from before a loss; it is then replaced
-        if folder == part:
-            rename_over(self.filesystem, part, place)
-        else:
-            put_whole(self.filesystem, folder, part, place, _PLACE)
-        named = self._named()
-        names = list(filter(self._is_whole, named))
-        kept = {begun_from, *names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
-        for old in named:
-            if old not in kept:
-                self._remove(f"{self.path}/{old}")
-
-    def _remove(self, place: str) -> None:
-        """Remove a checkpoint, first its ``place.json``, so that no node reads an incomplete one."""
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm_file(f"{place}/{_PLACE}")
-        self.filesystem.rm(place, recursive=True)
-
-    def get(self, number: str, scratch: str) -> str:
-        """Return a local directory with a checkpoint's files; those of a remote store are copied to ``scratch``."""
-        if self.local:
-            return f"{self.path}/{number}"
-        self.filesystem.get(f"{self.path}/{number}", f"{scratch}/{number}", recursive=True)
-        return f"{scratch}/{number}"
+        return says["generation"] < self._generation and (is_of_a_whole_epoch(name) or name in self._held_states)
 
 
 @dataclass(frozen=True)
 class _Upload:
     """Upload of a state from a local directory, which is then removed."""
 
-    place: _Place
+    place: CheckpointDirectory
     scratch: str
     number: str
     begun_from: str
@@ -380,19 +282,13 @@ class _Upload:
         self.held()
 
 
-def _is_of_a_whole_epoch(name: str) -> bool:
-    """Return whether a state is of whole epochs, so that the nodes need not have reported its rows."""
-    return "-" not in name
-
-
 def _nothing() -> None:
     """Do nothing: a node that joins cannot begin from a state in the middle of a pass."""
 
 
 def _write(state: Any, folder: str, epoch: int, generation: int) -> None:
     state.write(f"{folder}/{_STATE}")
-    with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
-        json.dump({"epoch": epoch, "generation": generation}, file)
+    write_place(folder, epoch, generation)
 
 
 def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The user's program needs no code for this::
 
     every few steps, and after each epoch     LastState ◀── variables, metrics, callbacks (recovery.fit_contents)
                                               driver    ◀── which rows they include (RowQueue.hold)
+    as often as launch(checkpoint_every=)     StoredStates ◀── the same, written by the chief
     the next generation's on_train_begin      all workers take the latest state that any of them has
                                               (recovery.fit_agreement); the rows are fed from there on
 
@@ -31,6 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.errors import TfosError
 from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.passes import Cut
@@ -40,6 +42,7 @@ from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_log
 from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
+from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.one_writer import WRITER
 
 __all__ = ["FitHooks", "keep_fits"]
@@ -86,6 +89,7 @@ def keep_fits(
     workers: int,
     held_states: Collection[str] = (),
     hooks: FitHooks = _NO_HOOKS,
+    stored: StoredStates | None = None,
 ) -> None:
     """Have the first ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
 
@@ -107,8 +111,10 @@ def keep_fits(
         The states within an epoch of which all nodes have said which rows they include.
     hooks : FitHooks, optional
         Without them, only whole epochs are kept.
+    stored : StoredStates, optional
+        Where the chief also writes states, for the loss of all memories.
     """
-    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks)
+    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks, stored)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -123,6 +129,7 @@ class _Keeping:
     workers: int
     held_states: frozenset[str]
     hooks: FitHooks
+    stored: StoredStates | None
     kept: _KeptFit | None = None  # the first fit
     _models: list[Any] = field(default_factory=list)
 
@@ -150,6 +157,8 @@ class _Keeping:
                 given.arguments["callbacks"] = [*several, told]
             elif first and self._can_keep(model, given.arguments, theirs):
                 given.arguments["callbacks"] = self.kept.around(several, callbacks, given.arguments.get("x"))
+            elif first and self.stored is not None:
+                _log.warning("checkpoint_every= has no effect: the state of this fit is not kept (docs/recovery.md)")
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
@@ -158,6 +167,36 @@ class _Keeping:
         """Tell the driver of the state of a whole epoch, and wait if it has asked for one."""
         self.held()
         self.request.pause_if_asked()
+
+    def is_usable(self, moment: StateVersion) -> bool:
+        """Whether training can continue from a state: it is of whole epochs, or the driver knows its rows."""
+        return not moment.step or moment.name in self.held_states
+
+    def keep(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes) -> bool:
+        """Keep a state in memory; return whether there was room for it."""
+        try:
+            self.memory.put(moment, passes, arrays, rest)
+        except OSError as error:
+            at = f"step {moment.step} of epoch {moment.epoch + 1}" if moment.step else f"epoch {moment.epoch}"
+            _log.warning("the state after %s could not be kept in memory: %s", at, error)
+            return False
+        return True
+
+    def store_if_due(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, *, waits: bool) -> bool:
+        """Have the chief write a state, if it is due; return whether it is being written.
+
+        ``waits``: nodes join or leave with this state. Write it now, and return whether that succeeded.
+        """
+        if self.stored is None or not (waits or self.stored.is_due):
+            return False
+        self.stored.begin(moment, passes, arrays, rest)
+        return not waits or self.stored.finish()
+
+    def forget(self) -> None:
+        """Delete all states: none of them is to be continued from."""
+        self.memory.clear()
+        if self.stored is not None:
+            self.stored.clear()
 
     @staticmethod
     def _has_backup(callbacks: Sequence[Any]) -> bool:
@@ -238,15 +277,16 @@ class _KeptFit:
         if not model.built:
             _log.warning("fit starts from the beginning: its model is built with the first step only")
             return
-        own = keeping.memory.newest(lambda moment: not moment.step or moment.name in keeping.held_states)
-        agreed = agree(contents.strategy, own)
+        agreed = self._agree()
         if agreed is None:
             return
         if not self._fits(agreed):
-            keeping.memory.clear()  # no later loss is to go on from it, either
+            keeping.forget()  # no later loss is to go on from it, either
             return
         self._agreed = agreed
         keeping.memory.drop_after(agreed.moment)
+        if keeping.stored is not None:
+            keeping.stored.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
         keeping.queue.resume(agreed.passes, agreed.moment.name)
         model._initial_epoch = agreed.moment.epoch  # as Keras 3's BackupAndRestore does
@@ -254,7 +294,25 @@ class _KeptFit:
             if is_csv_logger(callback):
                 _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
-        _log.info("fit continues after epoch %d%s, from memory", agreed.moment.epoch, step)
+        _log.info("fit continues after epoch %d%s", agreed.moment.epoch, step)
+
+    def _agree(self) -> Agreed | None:
+        """Return the latest state of all workers, in a memory or, if that is later, written by the chief."""
+        keeping, contents = self._keeping, self._contents
+        assert contents is not None, "training has begun"
+        own, unread = keeping.memory.newest(keeping.is_usable), None
+        if keeping.stored is not None:
+            try:
+                own = keeping.stored.newest(keeping.is_usable, own.moment if own is not None else None) or own
+            except Exception as error:  # noqa: BLE001 - of any store; it does not matter if a memory has a state
+                unread = error
+        agreed = agree(contents.strategy, own)
+        if agreed is None and unread is not None:
+            raise TfosError(
+                f"no node has a state in memory, and those that were written cannot be read: {unread}. Launch the "
+                "cluster again when the model_dir can be read"
+            ) from unread
+        return agreed
 
     def _fits(self, agreed: Agreed) -> bool:
         contents = self._contents
@@ -317,15 +375,13 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         if getattr(contents.model, "stop_training", False):
-            keeping.memory.clear()  # the training is over, and would be trained on to its last epoch
+            keeping.forget()  # the training is over, and would be trained on to its last epoch
             return
         arrays = contents.own(contents.variables())
         moment, passes = StateVersion(epoch + 1), keeping.queue.passes_done
-        try:
-            keeping.memory.put(moment, passes, arrays, encode(contents.rest(arrays, len(arrays))))
-        except OSError as error:
-            _log.warning("the state after epoch %d could not be kept in memory: %s", epoch + 1, error)
-        else:
+        rest = encode(contents.rest(arrays, len(arrays)))
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=keeping.request.asked)
+        if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
 
     def train_ends(self) -> None:
@@ -335,7 +391,7 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         if getattr(self._contents.model, "stop_training", False):
-            self._keeping.memory.clear()  # it would be trained on to its last epoch
+            self._keeping.forget()  # it would be trained on to its last epoch
 
 
 class _RestoreCallback:
@@ -469,12 +525,13 @@ class _MidEpochSaver:
         self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool
     ) -> float:
         """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
-        began = time.perf_counter()
-        try:
-            self._keeping.memory.put(moment, passes, arrays, rest)
-            self._keeping.queue.hold(moment.name, passes, rows, waits=waits)
-        except (OSError, ValueError) as error:
-            _log.warning("the state after step %d could not be kept in memory: %s", moment.step, error)
+        began, keeping = time.perf_counter(), self._keeping
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=waits)
+        if keeping.keep(moment, passes, arrays, rest) or stored:
+            try:
+                keeping.queue.hold(moment.name, passes, rows, waits=waits, stored=stored)
+            except ValueError as error:
+                _log.warning("training cannot continue from the state after step %d: %s", moment.step, error)
         return (time.perf_counter() - began) / (os.cpu_count() or 1)
 
     def await_writer(self) -> None:

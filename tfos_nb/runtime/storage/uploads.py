@@ -83,6 +83,15 @@ class Uploads:
         self._saving.__enter__()
         run.start()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether an upload runs, and the store accepts its data."""
+        return self._last is not None and not self._last.done() and self._seconds_left() > 0
+
+    def _seconds_left(self) -> float:
+        """Return after how many seconds the upload under way is abandoned, if the store accepts nothing until then."""
+        return max(self._begun_at, last_sign()) + _SILENT - time.monotonic()
+
     def finish(self) -> None:
         """Wait for the last upload.
 
@@ -97,7 +106,7 @@ class Uploads:
         if last is None:
             return
         while not last.done():
-            left = max(self._begun_at, last_sign()) + _SILENT - time.monotonic()
+            left = self._seconds_left()
             try:
                 last.result(max(0.0, left))
             except WaitedTooLong:

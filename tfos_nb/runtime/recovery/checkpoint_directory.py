@@ -1,0 +1,135 @@
+"""A directory of checkpoints, on a local or remote file system, in which each checkpoint is complete or absent.
+
+::
+
+    directory/
+        00000003/                3 epochs
+            …                    the files of the state
+            place.json           {"epoch": 3, "generation": 1}
+        00000003-0001-000002/    within epoch 4: epochs, generation, a number in the generation
+        .part-…                  a checkpoint that is being written; renamed when it is complete
+
+A checkpoint is written to a temporary directory, which is renamed. In a remote store, a local copy is uploaded.
+``place.json`` is written last, because object stores rename by copying one file after another. A directory without it
+is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tfos_nb.runtime.storage.paths import is_local
+from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over
+
+__all__ = ["CheckpointDirectory", "is_of_a_whole_epoch", "write_place"]
+
+_NAME = re.compile(r"\d{8}(-\d{4}-\d{6,8})?")
+_PLACE, _PART = "place.json", ".part-"
+
+
+@dataclass(frozen=True)
+class CheckpointDirectory:
+    """Directory of checkpoints on a file system of fsspec."""
+
+    filesystem: Any
+    path: str
+
+    @classmethod
+    def at(cls, url: str) -> CheckpointDirectory:
+        """Return the directory at a path or URL."""
+        return cls(*file_system(url))
+
+    @property
+    def local(self) -> bool:
+        """Whether the directory is local, so that TensorFlow can write to it."""
+        return is_local(self.filesystem)
+
+    def checkpoints(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Yield the names of the complete checkpoints, the oldest first, and the content of their ``place.json``."""
+        for name in self._named():
+            with contextlib.suppress(FileNotFoundError):  # incomplete, or removed by the chief meanwhile
+                yield name, json.loads(self.filesystem.cat_file(f"{self.path}/{name}/{_PLACE}"))
+
+    def _is_complete(self, name: str) -> bool:
+        return bool(self.filesystem.exists(f"{self.path}/{name}/{_PLACE}"))
+
+    def _named(self) -> list[str]:
+        """Return the names of all checkpoints, complete or not, the oldest first."""
+        self.filesystem.invalidate_cache()
+        if not self.filesystem.exists(self.path):
+            return []
+        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.path, detail=False))
+        return sorted(name for name in names if _NAME.fullmatch(name))
+
+    def part(self) -> str:
+        """Return the path of a new temporary directory. Temporary directories of earlier writers are removed.
+
+        In a remote store, the directory itself is not created.
+        """
+        self.filesystem.makedirs(self.path, exist_ok=True)
+        for name in self.filesystem.ls(self.path, detail=False):
+            if name.rstrip("/").rpartition("/")[2].startswith(_PART):
+                self.filesystem.rm(name, recursive=True)
+        part = f"{self.path}/{_PART}{uuid.uuid4().hex}"
+        if self.local:
+            self.filesystem.makedirs(part)
+        return part
+
+    def put(self, folder: str, part: str, number: str, begun_from: str, keep: int) -> None:
+        """Move or copy a written state to its final path, and remove old checkpoints.
+
+        Parameters
+        ----------
+        folder : str
+            Local directory of the state; equal to ``part`` if the directory of checkpoints is local.
+        part : str
+            Temporary path from :meth:`part`.
+        number : str
+            Name of the checkpoint.
+        begun_from : str
+            Name of the checkpoint from which this generation began; it is kept, because other nodes may restore it.
+        keep : int
+            Number of the newest checkpoints to keep. The newest one of whole epochs is kept too.
+        """
+        place = f"{self.path}/{number}"  # may exist from before a loss; it is then replaced
+        if folder == part:
+            rename_over(self.filesystem, part, place)
+        else:
+            put_whole(self.filesystem, folder, part, place, _PLACE)
+        named = self._named()
+        names = list(filter(self._is_complete, named))
+        kept = {begun_from, *names[-max(keep, 1) :], *[name for name in names if is_of_a_whole_epoch(name)][-1:]}
+        for old in named:
+            if old not in kept:
+                self.remove(old)
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, first its ``place.json``, so that no node reads an incomplete one."""
+        place = f"{self.path}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(f"{place}/{_PLACE}")
+        self.filesystem.rm(place, recursive=True)
+
+    def get(self, number: str, scratch: str) -> str:
+        """Return a local directory with a checkpoint's files; those of a remote store are copied to ``scratch``."""
+        if self.local:
+            return f"{self.path}/{number}"
+        self.filesystem.get(f"{self.path}/{number}", f"{scratch}/{number}", recursive=True)
+        return f"{scratch}/{number}"
+
+
+def is_of_a_whole_epoch(name: str) -> bool:
+    """Return whether a checkpoint is of whole epochs, so that the nodes need not have reported its rows."""
+    return "-" not in name
+
+
+def write_place(folder: str, epoch: int, generation: int) -> None:
+    """Write the file that makes a directory a checkpoint, after the others."""
+    with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
+        json.dump({"epoch": epoch, "generation": generation}, file)

@@ -1,0 +1,178 @@
+"""Write states of a Keras ``fit`` to the cluster's ``model_dir`` every so many seconds, and read the newest one.
+
+::
+
+    chief: state of a step ──▶ LastState                      every few steps, in memory
+                           └─▶ StoredStates ──▶ checkpoints/RUN/fit/00000002-0001-00000040/
+                                                  state         the format of recovery.memory_state
+                                                  place.json    written last
+
+They are for what the memory of the supervisors does not outlive: the loss of all nodes at once. A thread writes them,
+so that the training does not wait. A failed write is logged, and the next one is tried when it is due.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tfos_nb.redaction import without_password
+from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory, write_place
+from tfos_nb.runtime.recovery.memory_state import State, StateVersion, read_state, write_state
+from tfos_nb.runtime.storage.remote import writing
+from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
+
+__all__ = ["StoredStates"]
+
+_log = logging.getLogger(__name__)
+
+_FOLDER, _STATE = "fit", "state"
+_KEPT = 2
+_NAME = re.compile(r"(\d+)(?:-(\d+)-(\d+))?")
+
+
+class StoredStates:
+    """States of a fit in a directory, on a disk or in a remote store. Only the chief has one.
+
+    Parameters
+    ----------
+    directory : str
+        The directory of the cluster's checkpoints: a path, or a URL that fsspec knows.
+    every : float
+        Seconds from the beginning of one write to that of the next.
+    saving : SavingFlag
+        Set while a state is written.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     states = StoredStates(directory, 0.0, SavingFlag(lambda going_on: None))
+    ...     states.begin(StateVersion(2, 1, 40), 2, [np.arange(3.0)], b"")
+    ...     states.finish()
+    ...     states.newest(lambda moment: True).moment
+    StateVersion(epoch=2, generation=1, step=40)
+    """
+
+    def __init__(self, directory: str, every: float, saving: SavingFlag) -> None:
+        self._url = f"{directory.rstrip('/')}/{_FOLDER}"
+        self._every = every
+        self._uploads = Uploads(saving)
+        self._begun_at = time.monotonic()
+        self._from = ""  # the state from which this generation has begun; others may be written and not be usable
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a state should be written now."""
+        return time.monotonic() >= self._begun_at + self._every and not self._uploads.goes_on
+
+    def begin(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
+        """Write a state in the background; NumPy arrays of numbers. A write under way is waited for."""
+        self.finish()
+        self._begun_at = time.monotonic()
+        self._uploads.begin(partial(self._write, moment, passes, arrays, rest), self._place)
+
+    def finish(self) -> bool:
+        """Wait for the last write, and log its error; return whether it succeeded."""
+        try:
+            self._uploads.finish()
+        except Exception as error:  # noqa: BLE001 - the training goes on without this state
+            _log.warning(
+                "the state of fit could not be written to %s: %s. It is tried again in %g s; until then the training "
+                "could not continue if all nodes were lost at once",
+                self._place,
+                error,
+                self._every,
+            )
+            return False
+        return True
+
+    def newest(self, accepts: Callable[[StateVersion], bool], after: StateVersion | None = None) -> State | None:
+        """Return the newest complete state of a moment that is accepted, and later than ``after``; None without one.
+
+        Raises
+        ------
+        OSError
+            If the directory cannot be read.
+        """
+        directory = CheckpointDirectory.at(self._url)
+        for name, moment in reversed(self._moments(directory)):
+            if after is not None and moment <= after:
+                return None
+            if accepts(moment):
+                with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
+                    state = read_state(f"{directory.get(name, scratch)}/{_STATE}")
+                if state is not None:
+                    self._from = name
+                    return state
+        return None
+
+    def drop_after(self, moment: StateVersion) -> None:
+        """Remove states that are later: the training goes on from an earlier one."""
+        self._drop(lambda other: other > moment)
+
+    def clear(self) -> None:
+        """Remove all states."""
+        self.finish()
+        self._drop(lambda moment: True)
+
+    @property
+    def _place(self) -> str:
+        return without_password(self._url)
+
+    def _drop(self, unwanted: Callable[[StateVersion], bool]) -> None:
+        directory = CheckpointDirectory.at(self._url)
+        try:
+            for name, moment in self._moments(directory):
+                if unwanted(moment):
+                    directory.remove(name)
+        except OSError as error:
+            _log.warning("a state that is not valid any more could not be removed from %s: %s", self._place, error)
+
+    @staticmethod
+    def _moments(directory: CheckpointDirectory) -> list[tuple[str, StateVersion]]:
+        return [(name, _moment(name)) for name, _ in directory.checkpoints()]
+
+    def _write(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
+        directory = CheckpointDirectory.at(self._url)
+        with writing(directory.path):
+            part = directory.part()
+            folder = part if directory.local else tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
+            try:
+                _write_durably(f"{folder}/{_STATE}", moment, passes, arrays, rest)
+                write_place(folder, moment.epoch, moment.generation)
+                directory.put(folder, part, _name(moment), self._from, _KEPT)
+            finally:
+                if folder != part:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_durably(path: str, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
+    """Write a state that outlives a sudden end of the host, too."""
+    with open(path, "xb") as file:
+        write_state(path, moment, passes, arrays, rest)
+        os.fsync(file.fileno())
+
+
+def _name(moment: StateVersion) -> str:
+    """Return the name of a state's directory.
+
+    Examples
+    --------
+    >>> _name(StateVersion(2)), _name(StateVersion(2, 1, 40)), _moment("00000002-0001-00000040")
+    ('00000002', '00000002-0001-00000040', StateVersion(epoch=2, generation=1, step=40))
+    """
+    return moment.name.removeprefix("fit-") if moment.step else f"{moment.epoch:08d}"
+
+
+def _moment(name: str) -> StateVersion:
+    found = _NAME.fullmatch(name)
+    assert found is not None, "the directory gives no other names"
+    return StateVersion(*(int(part or 0) for part in found.groups()))
