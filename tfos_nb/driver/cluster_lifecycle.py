@@ -278,7 +278,7 @@ class ClusterLifecycle:
             self._controller.give_up_all()
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._outcome.jobs()), patience)
         self._jobs.cancel_all()
-        self._jobs.wait_for_slots(_LEAVING)
+        self._jobs.wait_for_slots()
         self._close_door(error)
         for action in self._at_end:
             action()

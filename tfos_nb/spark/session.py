@@ -40,7 +40,7 @@ from tfos_nb.runtime.control.processes import left_behind, owner
 from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 from tfos_nb.spark.contexts import Context, check_session, context_of, is_connect
 from tfos_nb.spark.contexts.named import check_server, named_spark
-from tfos_nb.spark.contexts.pending_slots import ending
+from tfos_nb.spark.contexts.pending_slots import ENDING_SECONDS, ending
 from tfos_nb.spark.java import find_java
 from tfos_nb.spark.monitor import PORT, listener
 from tfos_nb.spark.slots import (
@@ -90,6 +90,7 @@ LOG_CONF = "spark.tfos_nb.log"
 _TASK_FAILURES = 4  # as on a real cluster; plain local[N] would give a task only one attempt
 _LOG = "tfos_nb-spark-"
 _POLL_SECONDS = 0.2  # Spark offers Python no event for a submitted job
+_QUESTIONS = 3  # that Spark may leave unanswered in turn
 _FINDS_SECONDS = 10.0  # time limit of an interpreter's answer; without an answer the setting is left out
 _FORMAT_SECONDS = 10.0  # time limit of Spark's registration of a format; nothing fails without it
 _MEBIBYTE = 1024 * 1024
@@ -487,9 +488,14 @@ class SparkJobs:
         ended = [job.cancel(max(deadline - time.monotonic(), _POLL_SECONDS)) for job in self.running()]
         return all(ended)
 
-    def wait_for_slots(self, timeout: float) -> None:
+    def wait_for_slots(self, timeout: float = ENDING_SECONDS) -> None:
         """Wait until no task of the cluster holds a slot. A task holds it for a moment after its job was cancelled."""
         deadline = time.monotonic() + timeout
         nothing = threading.Event()  # Spark has no event for the end of a task, so poll
-        while self._context.in_time(partial(self._context.running, self.tag)) and time.monotonic() < deadline:
+        unanswered = 0  # the scheduler may change while its tasks are counted; if Spark has ended, it never answers
+        while unanswered < _QUESTIONS and time.monotonic() < deadline:
+            running = self._context.in_time(partial(self._context.running, self.tag))
+            if running == 0:
+                return
+            unanswered = unanswered + 1 if running is None else 0
             nothing.wait(_POLL_SECONDS)

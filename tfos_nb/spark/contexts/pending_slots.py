@@ -11,9 +11,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Busy", "PendingSlots", "are_nodes", "ending", "expect", "held", "still_ending", "still_pending"]
+__all__ = [
+    "ENDING_SECONDS",
+    "Busy",
+    "PendingSlots",
+    "are_nodes",
+    "ending",
+    "expect",
+    "held",
+    "still_ending",
+    "still_pending",
+]
 
-_ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.task.killTimeout), and then ends it
+ENDING_SECONDS = 10.0
+"""How long tasks of a cancelled job may hold their slots: Spark gives each Python worker of a task 2 s to end
+(``spark.python.task.killTimeout``), and then ends it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def still_pending(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
 
 def ending(description: str) -> None:
     """Record that a job has failed or was cancelled, so that its tasks will soon leave their slots."""
-    _ending[description, None] = time.monotonic() + _ENDING_SECONDS
+    _ending[description, None] = time.monotonic() + ENDING_SECONDS
 
 
 def still_ending(stages: tuple[Busy, ...]) -> bool:
@@ -99,7 +111,7 @@ def still_ending(stages: tuple[Busy, ...]) -> bool:
     now = time.monotonic()
     for stage in stages:
         if stage.ends:
-            _ending.setdefault((stage.description, stage.number), now + _ENDING_SECONDS)
+            _ending.setdefault((stage.description, stage.number), now + ENDING_SECONDS)
     running = {(stage.description, number) for stage in stages for number in (stage.number, None)}
     for one in list(_ending):
         if one not in running:
