@@ -1,10 +1,11 @@
-"""The pictures of the documentation: screenshots of the README's cell while it trains in JupyterLab.
+"""The pictures of the documentation: screenshots of the README's cell while it trains in JupyterLab, and of a hang.
 
 They go to ``build/pictures``; ``make pictures`` renews those in ``docs/pictures``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -54,9 +55,11 @@ def size(picture: bytes) -> tuple[int, int]:
     return width, height
 
 
-def photograph(tab: Tab, name: str) -> None:
+def photograph(tab: Tab, name: str, part: str = "") -> None:
+    """Take a picture of the second cell, or of a part of it, and compare its size with the one in the documentation."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    taken = tab.page.locator(".jp-CodeCell").nth(1).screenshot(path=FOLDER / name)
+    cell = tab.page.locator(".jp-CodeCell").nth(1)
+    taken = (cell.locator(part) if part else cell).screenshot(path=FOLDER / name)
     width, height = size((SHOWN / name).read_bytes())
     assert abs(size(taken)[0] - width) <= 20, f"docs/pictures/{name} is of a page of another width: make pictures"
     assert abs(size(taken)[1] - height) <= 60, f"docs/pictures/{name} is of another cell or panel: make pictures"
@@ -76,3 +79,27 @@ def test_the_pictures_show_the_readmes_cell_while_it_trains(open_tab: Callable[.
     photograph(tab, "panel-dark.png")
     tab.until_idle()
     expect(tab.panel).to_contain_text("Done")
+
+
+def cell_of_the_notebook(notebook: str, name: str) -> str:
+    cells = json.loads((CHECKOUT / "notebooks" / notebook).read_text(encoding="utf-8"))["cells"]
+    return "".join(next(cell["source"] for cell in cells if cell["id"] == name))
+
+
+@pytest.mark.slow
+def test_the_pictures_show_a_hang_with_its_line(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab("hang.ipynb", ROWS, cell_of_the_notebook("10_recovery.ipynb", "hang"))
+    tab.page.add_style_tag(content=NOT_OF_THE_CELL)
+    tab.run_all()
+    expect(tab.panel).to_contain_text(re.compile(r"worker:1 is behind: it is in your program, line \d+"))
+    row = tab.panel.get_by_role("row", name=re.compile("worker:1"))
+    expect(row).to_contain_text("stuck")
+    tab.panel.get_by_role("button", name="Stacks").click()
+    expect(tab.panel).to_contain_text("in read_the_next_file")
+    photograph(tab, "hang.png", ".tfos-panel")
+    tab.page.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    expect(tab.page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    photograph(tab, "hang-dark.png", ".tfos-panel")
+    for label in ("■ Stop", "Cancel now"):
+        tab.panel.get_by_role("button", name=label).click()
+    expect(tab.panel).to_contain_text("Stopped")
