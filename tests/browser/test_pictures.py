@@ -91,7 +91,7 @@ def test_the_pictures_show_a_hang_with_its_line(open_tab: Callable[..., Tab]) ->
     tab = open_tab("hang.ipynb", ROWS, cell_of_the_notebook("10_recovery.ipynb", "hang"))
     tab.page.add_style_tag(content=NOT_OF_THE_CELL)
     tab.run_all()
-    expect(tab.panel).to_contain_text(re.compile(r"worker:1 is behind: it is in your program, line \d+"))
+    expect(tab.panel).to_contain_text(re.compile(r"Nothing moves: worker:1 is in your program, line \d+"))
     row = tab.panel.get_by_role("row", name=re.compile("worker:1"))
     expect(row).to_contain_text("stuck")
     tab.panel.get_by_role("button", name="Stacks").click()
