@@ -3,7 +3,8 @@
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
 TensorFlow, real signals. It prints each fault and its node, and fails if the count is not exact at the end. With
 ``--fit``, Keras' ``fit`` continues from state in memory. With ``--min-workers 1``, the others do not wait for a lost
-worker. With ``--amid 50``, the state is also saved within the epochs.
+worker. With ``--amid 50``, the state is also saved within the epochs. With ``--checkpoint-every 5``, the chief also
+writes the state of ``fit`` to the disk every five seconds, and at times all hosts are lost at once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _HARM = (
     ("the executor", its_executor, signal.SIGKILL, 1),
     ("the host", its_host, signal.SIGKILL, 1),
     ("the process, frozen", itself, signal.SIGSTOP, 1),
+    ("the executor, decommissioned", its_executor, signal.SIGPWR, 1),
 )
+_ALL_AT_ONCE = ("all hosts", its_host, signal.SIGKILL, 3)
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Harm:
     cluster: Cluster
     seconds: float
     pick: random.Random
+    all_at_once: bool = False
     done: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -71,15 +75,17 @@ class Harm:
         nodes = [node for node in self.cluster.snapshot().nodes if node.pid and not node.status.ended]
         if not nodes:
             return
-        node = self.pick.choice(nodes)
-        name, find, how, _ = self.pick.choices(_HARM, [weight for *_, weight in _HARM])[0]
-        try:
-            os.kill(find(node.pid or 0), how)
-        except (psutil.Error, ProcessLookupError, StopIteration):
-            return  # it has just ended by itself
-        snapshot = self.cluster.snapshot()
+        known = (*_HARM, _ALL_AT_ONCE) if self.all_at_once else _HARM
+        name, find, how, _ = what = self.pick.choices(known, [weight for *_, weight in known])[0]
+        hurt = nodes if what is _ALL_AT_ONCE else [self.pick.choice(nodes)]
+        for node in hurt:
+            try:
+                os.kill(find(node.pid or 0), how)
+            except (psutil.Error, ProcessLookupError, StopIteration):
+                return  # it has just ended by itself
+        snapshot, of = self.cluster.snapshot(), ", ".join(node.node for node in hurt)
         self.done.append(name)
-        print(f"{time.strftime('%X')} {name} of {node.node}, generation {snapshot.generation}", flush=True)
+        print(f"{time.strftime('%X')} {name} of {of}, generation {snapshot.generation}", flush=True)
 
 
 def _session() -> SparkSession:
@@ -88,6 +94,7 @@ def _session() -> SparkSession:
         builder(executors=2, cores=3)
         .config("spark.task.maxFailures", "1000")
         .config("spark.deploy.maxExecutorRetries", "-1")
+        .config("spark.decommission.enabled", "true")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -104,11 +111,11 @@ def run(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         args: dict[str, Any] = {"epochs": epochs, "pause": 0.0, "until": time.time() + minutes * 60}
         options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
-        options["min_workers"] = given.min_workers
+        options |= {"min_workers": given.min_workers, "checkpoint_every": given.checkpoint_every}
         if given.amid:
             args["amid"] = given.amid
         cluster = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
-        harm = Harm(cluster, minutes * 60, pick)
+        harm = Harm(cluster, minutes * 60, pick, all_at_once=given.checkpoint_every is not None)
         threading.Thread(target=harm.run, daemon=True).start()
         with cluster:
             rows = spark.range(0, _ROWS, 1, 8)
@@ -130,6 +137,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=_EPOCHS, help="at most so many (default: enough)")
     parser.add_argument("--fit", action="store_true", help="train by Keras' fit, whose state is in memory alone")
     parser.add_argument("--min-workers", type=int, help="do not wait for a lost worker")
+    parser.add_argument("--checkpoint-every", type=float, help="write fit's state so often, and hurt all hosts at once")
     parser.add_argument("--amid", type=int, help="save after so many batches, too, and not after an epoch alone")
     sys.exit(run(parser.parse_args()))
 
