@@ -72,7 +72,7 @@ class _NoSpark:
     def cancel_stage(self, stage: int, reason: str) -> None:
         """Do nothing: no stage runs."""
 
-    def wait_for_slots(self, timeout: float) -> None:
+    def wait_for_slots(self) -> None:
         """Return at once: no slot is in use."""
 
 

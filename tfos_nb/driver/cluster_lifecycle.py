@@ -68,8 +68,8 @@ class Jobs(Protocol):
     def cancel_stage(self, stage: int, reason: str) -> None:
         """Cancel a stage of a job of the user's, which fails with this reason. Does not wait."""
 
-    def wait_for_slots(self, timeout: float) -> None:
-        """Wait until no task holds a slot, at most ``timeout`` seconds."""
+    def wait_for_slots(self) -> None:
+        """Wait until no task holds a slot, at most as long as Spark takes to end tasks."""
 
 
 def shown_status(decided: ClusterStatus, *, about_to_recover: bool, all_up: bool) -> ClusterStatus:
