@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def test_a_state_is_due_after_its_interval_and_not_while_one_is_written(place: s
         Far.let_go.set()
         assert states.finish()
         assert states.is_due
+
+
+def test_the_interval_is_counted_over_generations(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(states_in(place), StateVersion(1))
+    later = states_in(place, every=60.0)
+    assert newest(later) == StateVersion(1)
+    assert not later.is_due, "one was written just now"
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    assert newest(later) == StateVersion(1)
+    assert later.is_due, "it was written by the generation before, longer ago than that"
 
 
 @pytest.mark.parametrize("place", ["store"], indirect=True)

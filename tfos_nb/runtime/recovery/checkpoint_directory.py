@@ -5,7 +5,7 @@
     directory/
         00000003/                3 epochs
             …                    the files of the state
-            place.json           {"epoch": 3, "generation": 1}
+            place.json           {"epoch": 3, "generation": 1, "written": 1764360000}
         00000003-0001-000002/    within epoch 4: epochs, generation, a number in the generation
         .part-…                  a checkpoint that is being written; renamed when it is complete
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,4 +133,4 @@ def is_of_a_whole_epoch(name: str) -> bool:
 def write_place(folder: str, epoch: int, generation: int) -> None:
     """Write the file that makes a directory a checkpoint, after the others."""
     with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
-        json.dump({"epoch": epoch, "generation": generation}, file)
+        json.dump({"epoch": epoch, "generation": generation, "written": int(time.time())}, file)

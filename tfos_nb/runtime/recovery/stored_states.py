@@ -46,7 +46,8 @@ class StoredStates:
     directory : str
         The directory of the cluster's checkpoints: a path, or a URL that fsspec knows.
     every : float
-        Seconds from the beginning of one write to that of the next.
+        Seconds from the beginning of one write to that of the next. They are counted over generations: if nodes are
+        lost more often than that, states are written all the same.
     saving : SavingFlag
         Set while a state is written.
 
@@ -103,7 +104,11 @@ class StoredStates:
             If the directory cannot be read.
         """
         directory = CheckpointDirectory.at(self._url)
-        for name, moment in reversed(self._moments(directory)):
+        found = list(directory.checkpoints())
+        if found:
+            written = max(float(says.get("written", 0)) for _, says in found)
+            self._begun_at = time.monotonic() - max(0.0, time.time() - written)
+        for name, moment in reversed([(name, _moment(name)) for name, _ in found]):
             if after is not None and moment <= after:
                 return None
             if accepts(moment):
@@ -130,15 +135,11 @@ class StoredStates:
     def _drop(self, unwanted: Callable[[StateVersion], bool]) -> None:
         directory = CheckpointDirectory.at(self._url)
         try:
-            for name, moment in self._moments(directory):
-                if unwanted(moment):
+            for name, _ in list(directory.checkpoints()):
+                if unwanted(_moment(name)):
                     directory.remove(name)
         except OSError as error:
             _log.warning("a state that is not valid any more could not be removed from %s: %s", self._place, error)
-
-    @staticmethod
-    def _moments(directory: CheckpointDirectory) -> list[tuple[str, StateVersion]]:
-        return [(name, _moment(name)) for name, _ in directory.checkpoints()]
 
     def _write(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
         directory = CheckpointDirectory.at(self._url)
