@@ -34,7 +34,7 @@ from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
-from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, check_count
+from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, TfosError, check_count
 from tfos_nb.interrupts import interruptible
 from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
@@ -754,6 +754,14 @@ class Cluster(Rich):
             return f"stopping {self.plan.name}: its nodes have {grace:g} s to end; ask again to end them at once"
         self._outcome.ask_to_stop(Stop("stopped by the user", 0.0))
         return f"ending {self.plan.name} at once"
+
+    def end_with(self, error: TfosError) -> None:
+        """End the cluster at once with this error, as if a node had failed with it; return at once.
+
+        For a program that drives the cluster for others, such as a script that could not read the rows: every caller of
+        :meth:`wait`, and the panel, gets the error.
+        """
+        self._outcome.abort(error)
 
     def close(self) -> None:
         """End the cluster at once, if it has not ended, and free its resources. Idempotent, from any thread."""

@@ -108,6 +108,39 @@ def test_a_cluster_outlives_its_kernel_and_another_one_gets_its_results(
         other.results()
 
 
+MISTAKE = """
+import tfos_nb
+
+def main(args, ctx):
+    for batch in ctx.dataset(64):
+        pass
+
+def rows(spark):
+    return spark.read.parquet("/no/such/path")
+
+if __name__ == "__main__":
+    spark = tfos_nb.spark_session(3, conf={"spark.ui.enabled": "false"})
+    try:
+        tfos_nb.launch(main, workers=1, spark=spark, detach=True, data=rows, name="night", record=False).wait()
+    except tfos_nb.errors.FeedFailed as error:
+        print(str(error))
+"""
+
+
+def test_rows_that_cannot_be_read_are_the_error_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernel.py").write_text(MISTAKE)
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    kernel = subprocess.run(
+        [sys.executable, "kernel.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert "rows could not read the rows: AnalysisException: [PATH_NOT_FOUND]" in kernel.stdout, kernel.stderr[-3000:]
+    assert "(line 9 of " in kernel.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launched", [1], indirect=True)
 def test_the_failure_of_a_node_is_raised_in_the_kernel_that_attaches(launched: psutil.Process, end: Path) -> None:

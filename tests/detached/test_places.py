@@ -112,7 +112,9 @@ def test_a_name_that_no_cluster_has_is_refused_with_those_that_exist() -> None:
         tfos_nb.attach("mnist")
     a_place(number=1)
     a_place("cifar", 2)
-    with pytest.raises(PlanError, match=r"no detached cluster 'minst'.*did you mean 'mnist'\?; there are cifar, mnist"):
+    with pytest.raises(
+        PlanError, match=r"no detached cluster 'minst'.*; there are cifar, mnist; did you mean 'mnist'\?"
+    ):
         tfos_nb.attach("minst")
     with pytest.raises(PlanError, match=r"several clusters are possible \(cifar, mnist\): name one"):
         tfos_nb.attach()

@@ -20,6 +20,10 @@ def rows(spark: Any) -> None:
     """Read nothing."""
 
 
+def rows_of_a_day(spark: Any, day: str) -> None:
+    """Read nothing."""
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -28,6 +32,10 @@ def rows(spark: Any) -> None:
         ({"detach": True, "epochs": 0}, "epochs must be a whole number, 1 or more, got 0"),
         ({"detach": True, "validation": rows}, "validation= needs data="),
         ({"detach": True, "data": "rows.parquet"}, "data: a detached cluster reads its rows itself"),
+        (
+            {"detach": True, "data": rows_of_a_day},
+            r"data: rows_of_a_day\(spark: .*, day: .*\) .* is called as rows_of_a_day\(spark\): give",
+        ),
         ({"detach": True, "data": rows, "input_mode": "tensorflow"}, "the nodes read files themselves"),
         ({"data": rows}, r"data= goes with detach=True: without it, call cluster\.train\(df\)"),
         ({"validation": rows}, "validation= goes with detach=True"),

@@ -49,6 +49,7 @@ def test_stop_now_gives_the_nodes_no_grace(run, mnist):
         ("%tfos_status train_df", "%tfos_status train_df: not a cluster but of type Rows"),
         ("%tfos_panel tow", "%tfos_panel tow: no such variable; did you mean two?"),
         ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),
+        ("%tfos_logs one", "%tfos_logs one: name a node before the cluster: %tfos_logs worker:0 one"),
         ("%tfos_logs", "%tfos_logs: NODE is missing; write %tfos_logs NODE [NAME] [-f] [-n N]"),
         ("%tfos_logs worker:0 one -n 0", "-n/--lines 0: must be 1 or more"),
         ("%tfos_train", "%tfos_train: DF is missing; write %tfos_train DF [NAME] [--epochs E] [--validation VAR]"),

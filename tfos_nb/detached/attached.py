@@ -19,7 +19,7 @@ from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
 from tfos_nb.interrupts import interruptible
 from tfos_nb.rich import Rich
-from tfos_nb.runtime.code.payload import pack_reader
+from tfos_nb.runtime.code.payload import check_takes_session, pack_reader
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import read_frame, write_frame
 from tfos_nb.state.chart_data import chart_data
@@ -87,7 +87,7 @@ def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
     if not meant:
         listed = ", ".join(dict.fromkeys(one.name for one in known))
         raise PlanError(
-            f"no detached cluster {name!r} on this host{near(name, [one.name for one in known])}; there are {listed}"
+            f"no detached cluster {name!r} on this host; there are {listed}{near(name, [one.name for one in known])}"
             if known
             else "no detached cluster on this host: launch(detach=True) or %%tfos_cluster --detach starts one"
         )
@@ -374,4 +374,5 @@ def packed_reader(what: str, reader: Any) -> bytes:
             "does not outlive the kernel. Give a function of the SparkSession: write the rows with "
             "df.write.parquet(path), and give lambda spark: spark.read.parquet(path)"
         )
+    check_takes_session(what, reader)
     return pack_reader(reader)

@@ -16,8 +16,12 @@ from pathlib import Path
 from tfos_nb.errors import PlanError
 from tfos_nb.jupyter.connection import is_id, private_directory, read_own, write_own
 from tfos_nb.records.run import Process
+from tfos_nb.runtime.control.processes import remove_left_behind
 
-__all__ = ["DetachedPlace", "detached_directory", "find", "forget", "model_dirs", "places", "publish"]
+__all__ = ["SOCKETS", "DetachedPlace", "detached_directory", "find", "forget", "model_dirs", "places", "publish"]
+
+SOCKETS = "detached"
+"""The kind of the directories in which the processes have their sockets."""
 
 _MOST_BYTES = 100_000
 _KEPT = 30 * 86_400.0  # seconds for which a file of a lost process, or of another host's, is kept
@@ -120,7 +124,8 @@ def model_dirs() -> list[str]:
 
 
 def forget(cluster_id: str) -> None:
-    """Remove a cluster's files."""
+    """Remove a cluster's files, and the directories of sockets that killed processes have left."""
+    remove_left_behind(SOCKETS)
     for suffix in (".json", ".log"):
         with contextlib.suppress(OSError):
             (detached_directory() / f"{cluster_id}{suffix}").unlink()

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,14 +25,13 @@ from tfos_nb.detached.messages import Answer, HistoryParts, raised
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallServer, StopRequests
 from tfos_nb.detached.starting import DetachedLaunch
-from tfos_nb.errors import ClusterClosed, TfosError
+from tfos_nb.errors import ClusterClosed, FeedFailed, TfosError
 from tfos_nb.records.run import this_process
-from tfos_nb.runtime.code.payload import unpack
+from tfos_nb.runtime.code.payload import name_of, unpack
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.session import end_jvm, session_with, spark_session
-from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.version import __version__
 
 logger = logging.getLogger("tfos_nb")
@@ -62,9 +62,8 @@ class DetachedProcess:
             id=launch.id,
         )
         self._stops = StopRequests(self._cluster)
-        self._directory = private_directory("detached")
+        self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
-        self._error: Exception | None = None  # of the training, where it is not the cluster's own
         self._ended = threading.Event()
         self._place = DetachedPlace(
             id=launch.id,
@@ -90,11 +89,11 @@ class DetachedProcess:
             self._train()
         except Exception as error:
             logger.exception("the training of %s has ended early", self._place.name)
-            self._cluster.stop()
-            if not self._was_stopped(error):
-                self._error = error
+            if not self._cluster.snapshot().status.ended:  # else it is the cluster's own error
+                self._cluster.end_with(error if isinstance(error, TfosError) else FeedFailed(_text_of(error)))
+            self._cluster.await_end()
         if not self._dismissed.is_set():
-            places.publish(replace(self._place, status=self._snapshot().status.value))
+            places.publish(replace(self._place, status=self._cluster.snapshot().status.value))
         self._ended.set()
         with contextlib.suppress(Exception):  # Spark may have ended by itself
             self._session.stop()
@@ -126,14 +125,12 @@ class DetachedProcess:
                 self._cluster.wait()
         self._cluster.await_end()
 
-    def _was_stopped(self, error: Exception) -> bool:
-        """Return whether rows could not be fed because a user has stopped the cluster."""
-        state = self._cluster.snapshot()
-        return isinstance(error, ClusterClosed) and state.status is ClusterStatus.STOPPED and not state.error
-
     def _rows(self, reader: bytes) -> Any:
         read, _ = unpack(reader)
-        return read(self._session)
+        try:
+            return read(self._session)
+        except Exception as error:
+            raise FeedFailed(f"{name_of(read)} could not read the rows: {_text_of(error)}") from error
 
     def _serve_pages(self) -> None:
         """Let the Jupyter server's pages ask this process: Stop, logs, curves, stacks and TensorBoard."""
@@ -161,7 +158,7 @@ class DetachedProcess:
             "result": self._result,
             "results": self._results,
             "scale": cluster.scale,
-            "snapshot": self._snapshot,
+            "snapshot": cluster.snapshot,
             "stacks": cluster.stacks,
             "stop": cluster.stop,
             "tensorboard_socket": lambda: cluster.tensorboard_socket,
@@ -171,6 +168,9 @@ class DetachedProcess:
         }
 
     def _train_more(self, data: bytes, validation: bytes = b"", **options: Any) -> None:
+        state = self._cluster.snapshot().status
+        if state.ended:
+            raise ClusterClosed(f"cluster {self._place.name} is {state.value}: train needs a running one")
         held_out = self._rows(validation) if validation else None
         self._cluster.train(self._rows(data), validation=held_out, **options)
 
@@ -183,8 +183,6 @@ class DetachedProcess:
                 )
         else:
             self._cluster.wait(timeout)
-        if self._error is not None:
-            raise self._error
         self._cluster.wait()
 
     def _results(self) -> dict[str, Any]:
@@ -194,12 +192,6 @@ class DetachedProcess:
     def _result(self) -> Any:
         self._wait(None)
         return self._cluster.result()
-
-    def _snapshot(self) -> ClusterState:
-        state = self._cluster.snapshot()
-        if self._error is None or state.error or not state.status.ended:
-            return state
-        return replace(state, status=ClusterStatus.FAILED, error=str(self._error))
 
     def _log_lines(self, node: str, limit: int) -> Sequence[Any]:
         return list(self._cluster.log_lines(node, limit))
@@ -224,6 +216,13 @@ class _OfPages:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
+
+
+def _text_of(error: Exception) -> str:
+    """Return an error with the lines of the user's code that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    at = f" (line {frames[0].lineno} of {frames[0].filename})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
 
 
 def main() -> None:

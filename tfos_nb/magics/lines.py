@@ -105,6 +105,9 @@ class ClusterLines(Magics):
         """Show what a node wrote."""
         found = parsers.LOGS.understand(line)
         node = parsers.LOGS.require(found, "node", "NODE")
+        if node in clusters_of(self._namespace) and found.cluster is None:
+            nodes = [str(known) for known in clusters_of(self._namespace)[node].plan.nodes]
+            raise PlanError(f"%tfos_logs {node}: name a node before the cluster: %tfos_logs {nodes[-1]} {node}")
         name, cluster = pick("%tfos_logs", found.cluster, self._namespace)
         nodes = [str(known) for known in cluster.plan.nodes]
         if node not in nodes:

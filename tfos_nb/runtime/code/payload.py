@@ -81,7 +81,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
         logger.warning(
             "%s and what it refers to take %d MiB, which every node receives: read large data on the nodes, or feed "
             "them",
-            _name_of(main),
+            name_of(main),
             len(data) >> 20,
         )
     return pickle.dumps((data, replace(found, files={**found.files, **(sources or {})})))
@@ -99,6 +99,19 @@ def pack_reader(read: Callable[[Any], Any]) -> bytes:
     _check_plain(function)
     with pickled_by_value(function):
         return pickle.dumps(_dumps(read, None))
+
+
+def check_takes_session(what: str, read: Callable[..., Any]) -> None:
+    """Raise PlanError if a function cannot be called with a SparkSession alone; ``what`` names the argument."""
+    try:
+        signature = inspect.signature(read)
+    except (TypeError, ValueError):  # a callable without a signature, such as a C function: only a call can tell
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = name_of(read)
+        raise PlanError(f"{what}: {name}{signature} is called as {name}(spark): give it this one parameter") from None
 
 
 def _innermost(main: Any) -> Any:
@@ -125,14 +138,14 @@ def _check_signature(main: Callable[..., Any]) -> None:
         signature.bind(None, None)
     except TypeError:
         raise PlanError(
-            f"{_name_of(main)}{signature} is called as {_name_of(main)}(args, ctx): give it these two parameters"
+            f"{name_of(main)}{signature} is called as {name_of(main)}(args, ctx): give it these two parameters"
         ) from None
 
 
 def _check_plain(function: Any) -> None:
     """Raise PlanError if a call of the function runs none of its lines, because it is async or a generator."""
     called = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
-    name = _name_of(function)
+    name = name_of(function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise PlanError(f"{name} is async, and a node calls it as {name}(args, ctx): write a plain def")
     if inspect.isgeneratorfunction(called):
@@ -150,7 +163,7 @@ def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.Sour
     try:
         return source_text.dumps((main, args))
     except Exception as error:
-        told = _blame(main, args) or f"{_name_of(main)} or its args cannot be sent to the nodes: {_first_line(error)}"
+        told = _blame(main, args) or f"{name_of(main)} or its args cannot be sent to the nodes: {_first_line(error)}"
         raise PlanError(told) from error
 
 
@@ -221,7 +234,7 @@ def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     return main, args
 
 
-def _name_of(main: Callable[..., Any]) -> str:
+def name_of(main: Callable[..., Any]) -> str:
     function = _innermost(main)
     return getattr(function, "__name__", type(function).__name__)
 
@@ -256,7 +269,7 @@ def _parts(part: _Part) -> Iterator[_Part]:
     if isinstance(value, functools.partial):
         return _parts_of_partial(value)
     if isinstance(value, types.MethodType):
-        owner = _Part("self", f"{_name_of(value)} refers to self", value.__self__)
+        owner = _Part("self", f"{name_of(value)} refers to self", value.__self__)
         return iter((owner, _Part(name, where, value.__func__)))
     if isinstance(value, types.FunctionType):
         return _parts_of_function(value)
@@ -279,7 +292,7 @@ def _parts_of_collection(part: _Part) -> Iterator[_Part]:
 
 
 def _parts_of_partial(value: functools.partial[Any]) -> Iterator[_Part]:
-    whole = f"partial({_name_of(value.func)}, …)"
+    whole = f"partial({name_of(value.func)}, …)"
     for number, item in enumerate(value.args, 1):
         yield _Part("df", f"argument {number} of {whole}", item)
     for key, item in value.keywords.items():
@@ -290,7 +303,7 @@ def _parts_of_partial(value: functools.partial[Any]) -> Iterator[_Part]:
 def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:
     if not _by_value(function):
         return
-    code, owner = function.__code__, _name_of(function)
+    code, owner = function.__code__, name_of(function)
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
     given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})

@@ -45,6 +45,7 @@ __all__ = [
     "read_frame",
     "refuses",
     "remove_directory",
+    "remove_left_behind",
     "run_apart",
     "short_temporary_directory",
     "signal_name",
@@ -186,14 +187,20 @@ def private_directory(kind: str, sockets: bool = True) -> str:
     :func:`remove_directory`, or its own end. The path of a socket must be short. So with ``sockets``, and if the user's
     temporary directory has a long name, the directory is in the machine's temporary directory instead.
     """
-    prefix, root = f"tfos_nb-{kind}-", short_temporary_directory() if sockets else tempfile.gettempdir()
-    for path in left_behind(prefix, root):
-        shutil.rmtree(path, ignore_errors=True)
+    prefix, root = remove_left_behind(kind, sockets)
     directory = tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
     _locks[directory] = lock = os.open(directory, os.O_RDONLY)
     with contextlib.suppress(OSError):  # some file systems have no locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return directory
+
+
+def remove_left_behind(kind: str, sockets: bool = True) -> tuple[str, str]:
+    """Remove the directories that killed processes have left; return the prefix of their names, and where they are."""
+    prefix, root = f"tfos_nb-{kind}-", short_temporary_directory() if sockets else tempfile.gettempdir()
+    for path in left_behind(prefix, root):
+        shutil.rmtree(path, ignore_errors=True)
+    return prefix, root
 
 
 def remove_directory(directory: str) -> None:
