@@ -427,3 +427,39 @@ def test_a_parameter_server_on_the_drivers_host_with_a_hung_supervisor_is_replac
         cluster.wait()
     assert cluster.results()["worker:0"] == 2
     assert not stopped.is_running()
+
+
+def fit_that_ends_early(args: Any, ctx: Any) -> dict[str, Any]:
+    """Fit until a callback ends it, lose a worker after that, and read the rows of another call of ``train``."""
+    import keras
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            begun.append(epoch)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    begun: list[int] = []
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse", optimizer="sgd")
+    rows = ctx.dataset(32, x="id", y="y").map(lambda x, y: (x / ROWS, y))
+    history = model.fit(rows, epochs=6, verbose=0, callbacks=[Stop()])
+    if ctx.generation == 1 and ctx.task_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    read = sum(int(np.sum(batch["id"])) for batch in ctx.dataset(32, columns=["id"]))
+    return {"begun": begun, "epochs": history.epoch, "read": read, "weights": float(model.get_weights()[0].sum())}
+
+
+def test_a_fit_that_was_ended_early_is_not_repeated_after_a_loss(spark: SparkSession) -> None:
+    data = rows(spark).selectExpr("id", "double(id) as y")
+    with launch(fit_that_ends_early, workers=2, spark=spark, restarts=1) as cluster:
+        cluster.train(data, epochs=6)
+        cluster.train(data, epochs=1)
+    results = list(cluster.results().values())
+    assert cluster.snapshot().generation == 2
+    assert [one["begun"] for one in results] == [[], []], "no epoch is trained again"
+    assert [one["epochs"] for one in results] == [[0, 1], [0, 1]]
+    assert sum(one["read"] for one in results) == sum(range(ROWS))
+    assert results[0]["weights"] == results[1]["weights"]

@@ -173,12 +173,29 @@ def test_the_first_fit_is_not_repeated_when_a_later_one_was_interrupted(
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 
-def test_a_fit_that_a_callback_ended_is_repeated(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+def test_a_fit_that_a_callback_ended_is_neither_repeated_nor_trained_further(
+    generation: Callable[[int], RowQueue], flavour: Any
+) -> None:
+    def stop() -> Any:
+        return flavour.callbacks.EarlyStopping(
+            monitor="loss", patience=1, min_delta=100.0, restore_best_weights=True, start_from_epoch=1
+        )
+
     generation(1)
-    stop = flavour.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=100.0)
-    assert len(fit(build(flavour), 9, callbacks=[stop]).epoch) == 2
-    generation(2)
-    assert fit(build(flavour), 2).epoch == [0, 1]
+    whole = build(flavour)
+    wanted = fit(whole, 9, callbacks=[stop()])
+    assert 2 <= len(wanted.epoch) < 9
+    for number in (2, 3):
+        generation(number)
+        model, again = build(flavour), stop()
+        begun = Begun(flavour)
+        found = fit(model, 9, callbacks=[again, begun.callback])
+        assert begun.epochs == []
+        assert (found.epoch, found.history) == (wanted.epoch, wanted.history)
+        assert model.stop_training
+        assert again.stopped_epoch == wanted.epoch[-1]
+        for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_a_fit_starts_from_scratch_if_rows_were_read_before_it(

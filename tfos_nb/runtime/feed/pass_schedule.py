@@ -280,8 +280,16 @@ class PassSchedule:
         """Record that this is a later generation: the driver feeds it once it knows the position."""
         self.asked = False
 
-    def resume(self, passes: int, state: str) -> None:
+    @property
+    def current_call(self) -> int:
+        """Number of the call of ``train`` whose rows are read now; 0 if there is none."""
+        begins = self._current or self._latest
+        return begins.call if begins is not None else 0
+
+    def resume(self, passes: int, state: str, refused: int = 0) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
+
+        Of the call of ``train`` with the number ``refused``, and of earlier ones, no more rows are wanted.
 
         Raises
         ------
@@ -293,7 +301,7 @@ class PassSchedule:
                 f"the restored state includes {passes} passes, but rows were read already after {self.passes_done}: "
                 "call ctx.resume before the dataset is iterated over, and before ctx.coordinator_dataset"
             )
-        self.passes_done, self._state = passes, state
+        self.passes_done, self._state, self._refused = passes, state, refused
 
     def ask(self) -> tuple[Command, ...]:
         """Ask the driver for rows, once; from then on the position is fixed."""

@@ -231,10 +231,17 @@ class RowQueue:
         """Refuse further rows of the current call of ``train``, even if the next call was already made."""
         self._apply(self._schedule.refuse_current)
 
-    def resume(self, passes: int, state: str = "") -> None:
+    @property
+    def current_call(self) -> int:
+        """Number of the call of ``train`` whose rows are read now; 0 if there is none."""
+        with self._changed:
+            return self._schedule.current_call
+
+    def resume(self, passes: int, state: str = "", refused: int = 0) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
-        ``state`` is its name if it also includes rows of the next pass.
+        ``state`` is its name if it also includes rows of the next pass. ``refused`` is the number of the call of
+        ``train`` of which no more rows are wanted.
 
         Raises
         ------
@@ -242,7 +249,7 @@ class RowQueue:
             If rows were asked for already.
         """
         with self._changed:
-            self._schedule.resume(passes, state)
+            self._schedule.resume(passes, state, refused)
 
     def ask(self) -> None:
         """Ask the driver for rows, once; from then on the position is fixed."""

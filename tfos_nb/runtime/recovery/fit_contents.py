@@ -62,6 +62,10 @@ class StateMetadata:
         The states of Python's and NumPy's generators.
     index : list of (str, list of int)
         The types and shapes of the arrays.
+    ended : bool
+        Whether a callback has ended the fit after this epoch.
+    refused : int
+        The call of ``train`` of which the fit that has ended wanted no more rows; 0 if no rows were fed.
     """
 
     counted: int = 0
@@ -69,6 +73,8 @@ class StateMetadata:
     callbacks: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
     random: tuple[Any, ...] = ()
     index: list[Any] = field(default_factory=list)
+    ended: bool = False
+    refused: int = 0
 
 
 class FitContents:

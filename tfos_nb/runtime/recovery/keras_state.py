@@ -15,7 +15,8 @@ about to join or to leave, the driver asks for a state at once, and the workers 
 
 The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
 exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
-epochs are not passes; for one that callbacks ended early; and for independent workers, each with a model of its own. A
+epochs are not passes; and for independent workers, each with a model of its own. A ``fit`` that a callback has ended
+early is not trained further: its state says that it has ended, and which rows it did not want. A
 ``fit`` with the user's own ``BackupAndRestore`` is left to that callback.
 """
 
@@ -29,7 +30,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import TfosError
@@ -235,11 +236,12 @@ class _KeptFit:
         self._iterator: Any = None
         self._amid: _MidEpochSaver | None = None
         self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
+        self._ended = False  # by a callback, here or in the restored state
 
     @property
     def epoch(self) -> int:
-        """Number of epochs in the restored state."""
-        return self._agreed.moment.epoch if self._agreed is not None else 0
+        """Number of the epoch with which it begins; 0 if no state was restored."""
+        return self._contents.model._initial_epoch or 0 if self._agreed is not None and self._contents else 0
 
     def is_of(self, model: Any) -> bool:
         """Whether it is a fit of this model."""
@@ -262,7 +264,7 @@ class _KeptFit:
 
     # --- calls from Keras ---
 
-    def train_begins(self, model: Any) -> None:
+    def train_begins(self, model: Any, epochs: int) -> None:
         """Put the latest state back, if there is one. The other callbacks do not know yet that training begins."""
         keeping = self._keeping
         self._contents = contents = FitContents(model, self._callbacks)
@@ -281,20 +283,31 @@ class _KeptFit:
         if agreed is None:
             return
         if not self._fits(agreed):
-            keeping.forget()  # no later loss is to go on from it, either
+            keeping.forget()  # a later recovery must not use it either
             return
-        self._agreed = agreed
+        self._continue_from(agreed, epochs)
+
+    def _continue_from(self, agreed: Agreed, epochs: int) -> None:
+        keeping, contents = self._keeping, self._contents
+        assert contents is not None, "training has begun"
+        self._agreed, self._ended = agreed, agreed.rest.ended
         keeping.memory.drop_after(agreed.moment)
         if keeping.stored is not None:
             keeping.stored.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
-        keeping.queue.resume(agreed.passes, agreed.moment.name)
-        model._initial_epoch = agreed.moment.epoch  # as Keras 3's BackupAndRestore does
+        keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused)
+        if agreed.rest.refused:
+            keeping.queue.ask()  # no epoch will ask, and the driver waits for it
+        # As Keras 3's BackupAndRestore does. A fit that has ended has no more epochs.
+        contents.model._initial_epoch = epochs if self._ended else agreed.moment.epoch
         for callback, attributes in contents.kept_of(agreed.rest):
             if is_csv_logger(callback):
                 _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
-        _log.info("fit continues after epoch %d%s", agreed.moment.epoch, step)
+        if self._ended:
+            _log.info("fit has ended early, after epoch %d, and is not repeated", agreed.moment.epoch)
+        else:
+            _log.info("fit continues after epoch %d%s", agreed.moment.epoch, step)
 
     def _agree(self) -> Agreed | None:
         """Return the latest state of all workers, in a memory or, if that is later, written by the chief."""
@@ -332,6 +345,8 @@ class _KeptFit:
         self._contents.begin()
         if self._agreed is not None:
             self._contents.restore(self._agreed.rest)
+        if self._ended:
+            self._contents.model.stop_training = True  # as the callback has left it
 
     def epoch_begins(self, epoch: int) -> None:
         """Put back what the other callbacks have changed, if the epoch goes on; then this epoch's metrics, too."""
@@ -368,36 +383,36 @@ class _KeptFit:
             self._amid.step_has_ended(batch)
 
     def epoch_has_ended(self, epoch: int) -> None:
-        """Save the state of whole epochs."""
+        """Save the state of whole epochs, or of a fit that a callback ends with this one."""
         keeping, contents = self._keeping, self._contents
         assert contents is not None, "training has begun"
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
             self._amid.await_writer()
-        if getattr(contents.model, "stop_training", False):
-            keeping.forget()  # the training is over, and would be trained on to its last epoch
-            return
+        self._ended = bool(getattr(contents.model, "stop_training", False))
+        refused = keeping.queue.current_call if self._ended else 0
         arrays = contents.own(contents.variables())
         moment, passes = StateVersion(epoch + 1), keeping.queue.passes_done
-        rest = encode(contents.rest(arrays, len(arrays)))
+        rest = encode(replace(contents.rest(arrays, len(arrays)), ended=self._ended, refused=refused))
         stored = keeping.store_if_due(moment, passes, arrays, rest, waits=keeping.request.asked)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
 
     def train_ends(self) -> None:
-        """Keep no state of a training that a callback has ended."""
+        """Keep no state that does not say that a callback has ended the training."""
         assert self._contents is not None, "training has begun"
         self._contents.model._initial_epoch = self._agreed = self._iterator = None
         if self._amid is not None:
             self._amid.await_writer()
-        if getattr(self._contents.model, "stop_training", False):
-            self._keeping.forget()  # it would be trained on to its last epoch
+        if getattr(self._contents.model, "stop_training", False) and not self._ended:
+            self._keeping.forget()  # it was ended after its last state, which would be trained further
 
 
 class _RestoreCallback:
     """The methods of the first callback."""
 
     model: Any
+    params: dict[str, Any] | None
 
     def __init__(self, fit: _KeptFit) -> None:
         super().__init__()
@@ -405,7 +420,7 @@ class _RestoreCallback:
         self._fit = fit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fit.train_begins(self.model)
+        self._fit.train_begins(self.model, int((self.params or {}).get("epochs") or 0))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fit.batch_begins(batch)
