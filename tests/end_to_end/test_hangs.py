@@ -347,7 +347,7 @@ def test_a_slow_worker_is_named_with_its_activity_and_the_load_of_its_host(
         r"network ",
         first,
     ), first
-    assert last.endswith("worker:1 is slow no more")
+    assert last.endswith("worker:1 is no longer slow")
     assert slow.node == "worker:1"
     assert f"worker:1 {slow.detail}" in first
     assert slow.detail in cluster.logs("worker:1")

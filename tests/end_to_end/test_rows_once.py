@@ -183,4 +183,7 @@ def test_a_pass_that_was_not_fed_is_empty_and_logged_as_empty(reading: Reading) 
     reading.cluster.wait()
     assert reading.seen(range(reading.passes, PASSES)) == [[[], []]] * (PASSES - reading.passes)
     for node in ("worker:0", "worker:1"):
-        assert "the rows were fed for fewer passes than are asked for: this one is empty" in reading.cluster.logs(node)
+        assert (
+            "train() fed fewer passes than main asks for, so this pass is empty; raise epochs"
+            in reading.cluster.logs(node)
+        )

@@ -218,7 +218,7 @@ def test_a_slow_worker_is_reported_once_and_again_when_it_is_fast(
     told = "worker:1 is slow: its own part of a step is 100%, that of the others 20%"
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith(f"cluster clicks: {told}")
-    assert last == "cluster clicks: worker:1 is slow no more"
+    assert last == "cluster clicks: worker:1 is no longer slow"
     assert [list(texts) for texts in nodes.slow] == [["worker:1"], []]
     assert nodes.asked == [["worker:1"]] * 5
     assert nodes.slow[0]["worker:1"].startswith(told.removeprefix("worker:1 "))

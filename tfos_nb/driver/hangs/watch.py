@@ -129,7 +129,7 @@ class HangWatch:
         samples = [self._watched.stacks(_WITHIN, asked) for _ in range(_SAMPLES)] if new else []
         texts = {one.node: say_slow(one, [taken[one.node] for taken in samples if one.node in taken]) for one in new}
         for node in self._slow.keys() - found.keys():
-            logger.warning("cluster %s: %s is slow no more", self._name, node)
+            logger.warning("cluster %s: %s is no longer slow", self._name, node)
         for node, text in texts.items():
             logger.warning("cluster %s: %s %s", self._name, node, text)
         self._slow = {name: texts.get(name) or self._slow[name] for name in found}

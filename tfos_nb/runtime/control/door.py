@@ -182,7 +182,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._links: set[Link] = set()
-        self._mouth: TunnelListener | None = None
+        self._tunnel_listener: TunnelListener | None = None
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
@@ -194,14 +194,14 @@ class Door:
     def open_tunnel(self, path: str, ask: Callable[[OpenTunnel], bool], timeout: float = 10.0) -> None:
         """Listen on a unix socket whose connections come out at a node: see :class:`TunnelListener`. At most once."""
         assert self._loop is not None, "the door is open"
-        self._mouth = TunnelListener(path, ask)
-        asyncio.run_coroutine_threadsafe(self._mouth.open(), self._loop).result(timeout)
+        self._tunnel_listener = TunnelListener(path, ask)
+        asyncio.run_coroutine_threadsafe(self._tunnel_listener.open(), self._loop).result(timeout)
 
     def close_tunnel(self, timeout: float = 10.0) -> None:
         """Stop listening on the unix socket, if it does; the door stays open."""
-        mouth, self._mouth = self._mouth, None
-        if mouth is not None and self._loop is not None:
-            asyncio.run_coroutine_threadsafe(mouth.close(), self._loop).result(timeout)
+        listener, self._tunnel_listener = self._tunnel_listener, None
+        if listener is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(listener.close(), self._loop).result(timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream and stop listening. Idempotent; from any thread but the door's own."""
@@ -233,8 +233,8 @@ class Door:
         ticker = asyncio.create_task(self._tick())
         await self._closing.wait()
         ticker.cancel()
-        if self._mouth is not None:
-            await self._mouth.close()
+        if self._tunnel_listener is not None:
+            await self._tunnel_listener.close()
         for link in self._links:
             link.end()
         await server.stop(grace=0.5)
@@ -291,8 +291,8 @@ class Door:
 
     async def _carry(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         number = _said(context.invocation_metadata(), _NUMBER)
-        if self._mouth is not None and number.isdigit() and len(number) <= _DIGITS:
-            async for data in self._mouth.carry(int(number), requests):
+        if self._tunnel_listener is not None and number.isdigit() and len(number) <= _DIGITS:
+            async for data in self._tunnel_listener.carry(int(number), requests):
                 yield data
 
     def _may_speak(self, metadata: Any) -> bool:

@@ -172,7 +172,7 @@ class RowQueue:
             self._do(commands)
             if turn is None:
                 if self.rows_out:
-                    logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
+                    logger.warning("train() fed fewer passes than main asks for, so this pass is empty; raise epochs")
                 return None
             rows = self._rows[turn.feed]
             self._record = PassRecord()
