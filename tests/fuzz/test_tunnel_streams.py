@@ -27,8 +27,8 @@ __all__ = ["board"]
 SECONDS = 20.0
 
 
-class Mouth:
-    """A door with the mouth of a tunnel; the test takes the supervisor's part."""
+class Listener:
+    """A door with the listener of a tunnel; the test takes the supervisor's part."""
 
     def __init__(self, path: str) -> None:
         self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
@@ -62,10 +62,10 @@ class Mouth:
 
 
 @pytest.fixture(scope="module")
-def mouth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mouth]:
-    mouth = Mouth(str(tmp_path_factory.mktemp("mouth") / "m"))
-    yield mouth
-    mouth.close()
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    listener = Listener(str(tmp_path_factory.mktemp("listener") / "m"))
+    yield listener
+    listener.close()
 
 
 def received(connection: socket.socket) -> bytes:
@@ -85,61 +85,61 @@ numbers = printable | st.integers(-5, 10**30).map(str) | st.sampled_from(["9" * 
 @examples(60)
 @given(number=numbers, says=pieces)
 def test_a_stream_with_any_number_reaches_no_page_that_did_not_ask_for_it(
-    mouth: Mouth, number: str, says: list[bytes]
+    listener: Listener, number: str, says: list[bytes]
 ) -> None:
     """The page that waits then gets its own stream in full, and nothing of the other one."""
-    page, right = mouth.page()
+    page, right = listener.page()
     with page:
         if number.isdigit() and len(number) < 18 and int(number) == right:
             number += "0"
-        assert mouth.carry(number, says) == []
+        assert listener.carry(number, says) == []
         page.sendall(b"question")
         page.shutdown(socket.SHUT_WR)
-        assert b"".join(mouth.carry(str(right), [b"ans", b"wer"])) == b"question"
+        assert b"".join(listener.carry(str(right), [b"ans", b"wer"])) == b"question"
         assert received(page) == b"answer"
 
 
 @examples(40)
 @given(asks=st.binary(max_size=60), says=pieces, again=pieces)
 def test_a_stream_arrives_unchanged_and_a_second_one_with_its_number_gets_nothing(
-    mouth: Mouth, asks: bytes, says: list[bytes], again: list[bytes]
+    listener: Listener, asks: bytes, says: list[bytes], again: list[bytes]
 ) -> None:
-    page, number = mouth.page()
+    page, number = listener.page()
     with page:
         page.sendall(asks)
         page.shutdown(socket.SHUT_WR)
-        assert b"".join(mouth.carry(str(number), says)) == asks
-        assert mouth.carry(str(number), again) == []
+        assert b"".join(listener.carry(str(number), says)) == asks
+        assert listener.carry(str(number), again) == []
         assert received(page) == b"".join(says)
 
 
 @examples(40)
 @given(asks=st.binary(max_size=60), says=pieces, reset=st.booleans())
 def test_a_page_that_was_closed_before_its_stream_opened_leaves_nothing_behind(
-    mouth: Mouth, asks: bytes, says: list[bytes], reset: bool
+    listener: Listener, asks: bytes, says: list[bytes], reset: bool
 ) -> None:
     """Its stream ends and the next page is served, whether the page was closed or reset."""
-    page, number = mouth.page()
+    page, number = listener.page()
     if reset:
         page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     with contextlib.suppress(BrokenPipeError):
         page.sendall(asks)
     page.close()
-    assert b"".join(mouth.carry(str(number), says)) in (asks, b"")
-    other, number = mouth.page()
+    assert b"".join(listener.carry(str(number), says)) in (asks, b"")
+    other, number = listener.page()
     with other:
         other.shutdown(socket.SHUT_WR)
-        assert mouth.carry(str(number), [b"well"]) == []
+        assert listener.carry(str(number), [b"well"]) == []
         assert received(other) == b"well"
-    inside = mouth.door._mouth
+    inside = listener.door._tunnel_listener
     assert inside is not None
     assert until(lambda: not inside._open and not inside._waiting, SECONDS)
 
 
-def test_streams_that_end_by_an_error_do_not_end_the_others(mouth: Mouth) -> None:
+def test_streams_that_end_by_an_error_do_not_end_the_others(listener: Listener) -> None:
     """If a supervisor breaks off, its page gets the end of the stream, and another page gets everything."""
-    first, number = mouth.page()
-    second, other = mouth.page()
+    first, number = listener.page()
+    second, other = listener.page()
     with first, second:
         broken = threading.Event()
 
@@ -148,8 +148,8 @@ def test_streams_that_end_by_an_error_do_not_end_the_others(mouth: Mouth) -> Non
             broken.wait(SECONDS)
             raise RuntimeError("the supervisor has gone wrong")
 
-        call = mouth.channel.stream_stream(_CARRY)(
-            breaks(), timeout=SECONDS, metadata=(*metadata_of(mouth.address), (_NUMBER, str(number)))
+        call = listener.channel.stream_stream(_CARRY)(
+            breaks(), timeout=SECONDS, metadata=(*metadata_of(listener.address), (_NUMBER, str(number)))
         )
         assert first.recv(10) == b"half"
         broken.set()
@@ -157,7 +157,7 @@ def test_streams_that_end_by_an_error_do_not_end_the_others(mouth: Mouth) -> Non
             list(call)
         assert received(first) == b""
         second.shutdown(socket.SHUT_WR)
-        mouth.carry(str(other), [b"all"])
+        listener.carry(str(other), [b"all"])
         assert received(second) == b"all"
 
 

@@ -87,7 +87,7 @@ class Tunnel:
         self.client = DoorClient(self.address)
         self.end = TunnelEnd(self.client, lambda: board)
         self.present = True
-        self.path = str(path / "mouth")
+        self.path = str(path / "listener")
         self.door.open_tunnel(self.path, self._ask)
 
     def _ask(self, message: OpenTunnel) -> bool:
@@ -199,7 +199,7 @@ def test_the_door_closes_right_after_a_pages_stream_has_ended(tunnel: Tunnel) ->
     connection = tunnel.connect()
     connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
     assert connection.recv(100)
-    (passage,) = tunnel.door._mouth._open
+    (passage,) = tunnel.door._tunnel_listener._open
     assert until(passage.writer.transport.get_write_buffer_size, SECONDS), "the page is sent more than it reads"
     tunnel.client.close()  # as when a supervisor ends
     assert until(passage.over.is_set, SECONDS)
