@@ -340,7 +340,9 @@ def test_a_slow_worker_is_named_with_its_activity_and_the_load_of_its_host(
         assert until(lambda: any(node.slow for node in cluster.snapshot().nodes), 60)
         (slow,) = [node for node in cluster.snapshot().nodes if node.slow]
         cluster.wait()
-    first, last = [text for text in (record.getMessage() for record in caplog.records) if " is slow" in text]
+    first, last = [
+        text for text in (record.getMessage() for record in caplog.records) if re.search(" is (no longer )?slow", text)
+    ]
     assert re.search(
         r": worker:1 is slow: its own part of a step is \d+%, that of the others \d+%; it is in your program, "
         r"line \d+ of test_hangs\.py, in on_train_batch_end; its host: CPU \d+ % of \d+, memory pressure \d+ %, "
