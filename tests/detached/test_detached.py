@@ -127,7 +127,7 @@ if __name__ == "__main__":
 """
 
 
-def test_rows_that_cannot_be_read_are_the_error_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_read_are_the_error_of_the_launch(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(MISTAKE)
     environment = {
         **os.environ,

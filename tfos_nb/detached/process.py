@@ -219,7 +219,7 @@ class _OfPages:
 
 
 def _text_of(error: Exception) -> str:
-    """Return an error with the lines of the user's code that led to it."""
+    """Return an error with the first line of the user's code that led to it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     at = f" (line {frames[0].lineno} of {frames[0].filename})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

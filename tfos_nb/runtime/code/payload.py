@@ -103,15 +103,8 @@ def pack_reader(read: Callable[[Any], Any]) -> bytes:
 
 def check_takes_session(what: str, read: Callable[..., Any]) -> None:
     """Raise PlanError if a function cannot be called with a SparkSession alone; ``what`` names the argument."""
-    try:
-        signature = inspect.signature(read)
-    except (TypeError, ValueError):  # a callable without a signature, such as a C function: only a call can tell
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        name = name_of(read)
-        raise PlanError(f"{what}: {name}{signature} is called as {name}(spark): give it this one parameter") from None
+    if wrong := _called_wrongly(read, "spark"):
+        raise PlanError(f"{what}: {wrong}: give it this one parameter")
 
 
 def _innermost(main: Any) -> Any:
@@ -130,16 +123,22 @@ def _package_of(value: Any) -> str:
 
 
 def _check_signature(main: Callable[..., Any]) -> None:
+    if wrong := _called_wrongly(main, "args", "ctx"):
+        raise PlanError(f"{wrong}: give it these two parameters")
+
+
+def _called_wrongly(function: Callable[..., Any], *names: str) -> str:
+    """Return how a function is called, if it does not take arguments of these names by position; else empty."""
     try:
-        signature = inspect.signature(main)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable without a signature, such as a C function: only a call can tell
-        return
+        return ""
     try:
-        signature.bind(None, None)
+        signature.bind(*names)
     except TypeError:
-        raise PlanError(
-            f"{name_of(main)}{signature} is called as {name_of(main)}(args, ctx): give it these two parameters"
-        ) from None
+        name = name_of(function)
+        return f"{name}{signature} is called as {name}({', '.join(names)})"
+    return ""
 
 
 def _check_plain(function: Any) -> None:

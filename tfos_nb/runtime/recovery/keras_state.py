@@ -236,12 +236,13 @@ class _KeptFit:
         self._iterator: Any = None
         self._amid: _MidEpochSaver | None = None
         self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
+        self._first = 0  # the epoch with which it goes on
         self._ended = False  # by a callback, here or in the restored state
 
     @property
     def epoch(self) -> int:
         """Number of the epoch with which it begins; 0 if no state was restored."""
-        return self._contents.model._initial_epoch or 0 if self._agreed is not None and self._contents else 0
+        return self._first if self._agreed is not None else 0
 
     def is_of(self, model: Any) -> bool:
         """Whether it is a fit of this model."""
@@ -299,7 +300,7 @@ class _KeptFit:
         if agreed.rest.refused:
             keeping.queue.ask()  # no epoch will ask, and the driver waits for it
         # As Keras 3's BackupAndRestore does. A fit that has ended has no more epochs.
-        contents.model._initial_epoch = epochs if self._ended else agreed.moment.epoch
+        contents.model._initial_epoch = self._first = epochs if self._ended else agreed.moment.epoch
         for callback, attributes in contents.kept_of(agreed.rest):
             if is_csv_logger(callback):
                 _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))

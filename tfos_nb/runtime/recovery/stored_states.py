@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -35,7 +34,6 @@ _log = logging.getLogger(__name__)
 
 _FOLDER, _STATE = "fit", "state"
 _KEPT = 2
-_NAME = re.compile(r"(\d+)(?:-(\d+)-(\d+))?")
 
 
 class StoredStates:
@@ -59,6 +57,7 @@ class StoredStates:
     ...     states.begin(StateVersion(2, 1, 40), 2, [np.arange(3.0)], b"")
     ...     states.finish()
     ...     states.newest(lambda moment: True).moment
+    True
     StateVersion(epoch=2, generation=1, step=40)
     """
 
@@ -108,7 +107,8 @@ class StoredStates:
         if found:
             written = max(float(says.get("written", 0)) for _, says in found)
             self._begun_at = time.monotonic() - max(0.0, time.time() - written)
-        for name, moment in reversed([(name, _moment(name)) for name, _ in found]):
+        for name, _ in reversed(found):
+            moment = _moment(name)
             if after is not None and moment <= after:
                 return None
             if accepts(moment):
@@ -174,6 +174,4 @@ def _name(moment: StateVersion) -> str:
 
 
 def _moment(name: str) -> StateVersion:
-    found = _NAME.fullmatch(name)
-    assert found is not None, "the directory gives no other names"
-    return StateVersion(*(int(part or 0) for part in found.groups()))
+    return StateVersion(*map(int, name.split("-")))
