@@ -88,7 +88,7 @@ def test_prewarming_that_waits_for_slots_is_cancelled_when_a_cluster_starts(
 ) -> None:
     monkeypatch.setattr(prewarm, "_SETTLE_SECONDS", 0.5)
     jobs = SparkJobs(spark, "tfos_nb-test-holds")
-    held = jobs.run(lambda: spark.range(0, 4, 1, 4).foreach(lambda _: time.sleep(60)), "holds all slots")
+    held = jobs.run(lambda: spark.range(0, 4, 1, 4).foreach(lambda _: time.sleep(300)), "holds all slots")
     deadline = time.monotonic() + SECONDS
     while context_of(spark).running(jobs.tag) < 4:
         assert time.monotonic() < deadline
@@ -96,8 +96,9 @@ def test_prewarming_that_waits_for_slots_is_cancelled_when_a_cluster_starts(
     prewarm.begin(spark)
     prewarm.settle(spark)
     (job,) = prewarm._begun.values()
-    assert job.done.is_set()
     assert job.cancelled
+    assert job.done.wait(SECONDS)  # while the slots are still held
+    assert not held.done.is_set()
     assert jobs.cancel_all()
     assert held.done.is_set()
     jobs.wait_for_slots(SECONDS)

@@ -237,6 +237,22 @@ def test_cancel_also_ends_a_job_not_yet_submitted(spark: SparkSession, jobs: Spa
     assert job.result is None
 
 
+def test_an_action_that_submits_its_job_after_the_cancellation_is_cancelled_then(
+    spark: SparkSession, jobs: SparkJobs, tmp_path: Path
+) -> None:
+    submit = threading.Event()
+
+    def late() -> Any:
+        assert submit.wait(PATIENCE)
+        return holding(spark, tmp_path, 1).collect()
+
+    job = jobs.run(late, "submitted late")
+    assert not job.cancel(0.1)
+    submit.set()
+    assert job.done.wait(PATIENCE)
+    assert job.error is not None
+
+
 def test_jobs_leave_no_thread_behind_in_python_or_the_jvm(spark: SparkSession, jobs: SparkJobs) -> None:
     def run_some() -> None:
         for _ in range(10):

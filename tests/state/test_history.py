@@ -66,6 +66,9 @@ def test_an_empty_history_says_so() -> None:
     assert (dict(history), repr(history)) == ({}, "<History 0 epochs: nothing reported>")
     with pytest.raises(KeyError):
         history["loss"]
+    history.record("worker:0", StepReport(step=1, metrics={"loss": 1.0}))
+    history.record("worker:0", StepReport(step=2, metrics={"loss": 0.5, "acc": 1.0}))
+    assert repr(history) == "<History 0 epochs, 2 steps: loss, acc>"
     assert repr(filled()) == "<History 2 epochs: loss, acc>"
 
 

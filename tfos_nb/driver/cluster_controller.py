@@ -645,6 +645,12 @@ class ClusterController:
         return [one for one in self.membership.present.training if not one.status.ended]
 
     @property
+    def has_rows_left(self) -> bool:
+        """Whether a node that trains has rows to take: from Spark, or from a source of its own."""
+        with self.changed:
+            return not self.feeds.nodes or self.feeds.has_rows_left
+
+    @property
     def returned(self) -> list[str]:
         """The nodes that trained and whose main has returned."""
         with self.changed:

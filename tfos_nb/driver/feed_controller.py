@@ -309,6 +309,18 @@ class FeedController:
         return feed.rendezvous == self._membership.rendezvous
 
     @property
+    def has_rows_left(self) -> bool:
+        """Whether a node has not finished the passes that were announced to it."""
+        feed = self.current
+        if feed is None:
+            return False
+        replays, call = feed.replays, feed.place.call
+        return replays is None or any(
+            feed.passes_done.get(node, 0) <= replays and not self.has_enough(node, call)
+            for node in feed.told.intersection(self.nodes)
+        )
+
+    @property
     def is_half_fed(self) -> bool:
         """Whether a feed was announced to the nodes, but its end was not: they still wait for its rows."""
         return self.current is not None and self.current.replays is None

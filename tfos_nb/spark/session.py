@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import os
 import pwd
 import subprocess
@@ -82,6 +84,8 @@ __all__ = [
     "spark_session",
     "usable_session",
 ]
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = str(Path(__file__).parents[1] / "__init__.py")
 LOG_CONF = "spark.tfos_nb.log"
@@ -412,14 +416,29 @@ class Job(Generic[_Result]):
         return self._context.partitions(self.description)
 
     def cancel(self, timeout: float = 10.0) -> bool:
-        """Cancel only this job, and wait until its action has ended; return whether it has."""
+        """Cancel only this job, and wait until its action has ended; return whether it has.
+
+        If it has not ended in time, it is cancelled again and again in the background: an action that submits its job
+        after this call must not take slots.
+        """
         self.cancelled = True
-        deadline = time.monotonic() + timeout
+        if not self._cancel_until(time.monotonic() + timeout) and not self._context.stopped:
+            name = f"tfos_nb cancels {self.description}"
+            threading.Thread(target=self._cancel_to_the_end, name=name, daemon=True).start()
+        return self.done.is_set()
+
+    def _cancel_until(self, deadline: float) -> bool:
         # Spark ignores a cancellation before the action has submitted its job, so repeat it until the action has ended.
         while not self.done.is_set() and time.monotonic() < deadline and not self._context.stopped:
             self._context.cancel(self.tag)
             self.done.wait(_POLL_SECONDS)
         return self.done.is_set()
+
+    def _cancel_to_the_end(self) -> None:
+        try:
+            self._cancel_until(math.inf)
+        except Exception as error:  # noqa: BLE001 - one of py4j's many errors: Spark has ended, and its jobs with it
+            logger.info("%s is no longer cancelled: %s", self.description, error)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the job's thread has ended; return whether it has."""

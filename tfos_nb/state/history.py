@@ -217,4 +217,10 @@ class History(Rich, Mapping[str, list[float]]):
         return len(self._names())
 
     def __repr__(self) -> str:
-        return f"<History {len(self._epochs)} epochs: {', '.join(self._names()) or 'nothing reported'}>"
+        if names := self._names():
+            return f"<History {len(self._epochs)} epochs: {', '.join(names)}>"
+        points = self.points()
+        if not points:
+            return "<History 0 epochs: nothing reported>"
+        within = dict.fromkeys(name for point in points for name in point.metrics)
+        return f"<History 0 epochs, {len(points)} steps: {', '.join(within)}>"

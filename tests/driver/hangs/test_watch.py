@@ -22,6 +22,10 @@ COMPILES = StacksTaken(
 )
 
 
+SLEEPS = StacksTaken(
+    "worker:0", 1, 'Thread (main) 0x01 (most recent call first):\n  File "/home/ann/train.py", line 7 in main'
+)
+
 STEPS_WITH_ALL = StacksTaken(
     "worker:0",
     1,
@@ -38,8 +42,9 @@ class Nodes:
         self.written: list[Sequence[Finding]] = []
         self.returned: list[str] = []
         self.failed: list[tuple[str, str]] = []
-        self.moves_when_asked = self.compiles = self.is_alone = False
+        self.moves_when_asked = self.compiles = self.is_alone = self.goes_on_alone = False
         self.letter = "T"
+        self.has_rows_left = True
         self.of_steps: dict[str, Mark] = {}
         self.slow: list[dict[str, str]] = []
         self.asked: list[Collection[str] | None] = []
@@ -62,6 +67,8 @@ class Nodes:
             return [Situation("worker:0", cpu_percent=90.0, stacks=COMPILES)]
         if self.is_alone:
             return [Situation("worker:0", cpu_percent=1.0, stacks=STEPS_WITH_ALL)]
+        if self.goes_on_alone:
+            return [Situation("worker:0", cpu_percent=1.0, stacks=SLEEPS)]
         names = "worker:0", "worker:1"
         return [Situation(name, waits_for_rows=name == "worker:0", stacks=stacks.get(name)) for name in names]
 
@@ -153,6 +160,18 @@ def test_nodes_that_all_compute_are_not_reported(
     watch.look(75.0)
     assert not nodes.written[-1]
     assert len(caplog.records) == 1, "a cluster that ends does not go on"
+
+
+def test_a_program_that_goes_on_alone_after_its_last_row_does_not_hang(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.goes_on_alone, nodes.has_rows_left, nodes.letter = True, False, "S"
+    look(watch, range(60))
+    assert not caplog.records
+    nodes.has_rows_left = True
+    look(watch, range(60, 75))
+    (record,) = caplog.records
+    assert "worker:0 is behind: it is in your program, line 7 of train.py, in main" in record.getMessage()
 
 
 def test_ten_seconds_without_a_step_are_reported(

@@ -12,7 +12,8 @@ A process that was stopped by a signal is reported after four seconds: TensorFlo
 say whether there is one.
 
 Something has moved if a node has reported, has taken rows, or has changed its status. Only a cluster in which every
-node that trains has begun is watched: until then imports, models and graphs are made.
+node that trains has begun is watched: until then imports, models and graphs are made. A program that has taken all its
+rows may do something of its own for as long as it likes, unless a node waits for the others.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Watched(Protocol):
 
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         """Return what is known of each node that trains."""
+
+    @property
+    def has_rows_left(self) -> bool:
+        """Whether a node that trains has rows to take."""
 
     @property
     def returned(self) -> Sequence[str]:
@@ -165,6 +170,8 @@ class HangWatch:
             return
         if not stopped and not endless and seconds < self._patience:
             return
+        if not self._watched.has_rows_left and not any(one.waits or one.stopped for one in findings):
+            return  # every main has all its rows, and does something of its own
         self._told, self._suspected = True, bool(endless)
         self._watched.write_findings(findings)
         logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
