@@ -240,13 +240,15 @@ def test_cancel_also_ends_a_job_not_yet_submitted(spark: SparkSession, jobs: Spa
 def test_an_action_that_submits_its_job_after_the_cancellation_is_cancelled_then(
     spark: SparkSession, jobs: SparkJobs, tmp_path: Path
 ) -> None:
-    submit = threading.Event()
+    begun, submit = threading.Event(), threading.Event()
 
     def late() -> Any:
+        begun.set()
         assert submit.wait(PATIENCE)
         return holding(spark, tmp_path, 1).collect()
 
     job = jobs.run(late, "submitted late")
+    assert begun.wait(PATIENCE)
     assert not job.cancel(0.1)
     submit.set()
     assert job.done.wait(PATIENCE)
