@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,14 @@ def test_a_file_that_is_no_place_is_left_out(content: str) -> None:
     assert places.find(made.id) is None
     assert tfos_nb.clusters() == []
     assert places.find("../abcdef000001") is None
+
+
+@pytest.mark.parametrize("wrong", [{"launched": "yesterday"}, {"process": asdict(HERE) | {"started": None}}])
+def test_a_place_without_a_valid_time_is_left_out(wrong: dict[str, object]) -> None:
+    made, other = a_place(number=1), a_place(number=2)
+    file = places.detached_directory() / f"{made.id}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    assert tfos_nb.clusters() == [other]
 
 
 def test_the_newest_running_cluster_of_a_name_is_meant_or_the_one_with_the_id() -> None:

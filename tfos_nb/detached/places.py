@@ -104,8 +104,9 @@ def find(cluster_id: str) -> DetachedPlace | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = (place.name, place.socket, place.version, place.model_dir, place.status, place.process.host)
-    right = all(isinstance(text, str) for text in texts) and type(place.process.pid) is int and place.id == cluster_id
-    return place if right else None
+    times = place.launched, place.process.started
+    numbers = type(place.process.pid) is int and all(type(one) in (int, float) for one in times)
+    return place if numbers and all(isinstance(text, str) for text in texts) and place.id == cluster_id else None
 
 
 def places() -> Iterator[DetachedPlace]:

@@ -94,6 +94,7 @@ LOG_CONF = "spark.tfos_nb.log"
 _TASK_FAILURES = 4  # as on a real cluster; plain local[N] would give a task only one attempt
 _LOG = "tfos_nb-spark-"
 _POLL_SECONDS = 0.2  # Spark offers Python no event for a submitted job
+_LATE_SECONDS = 1.0  # between two cancellations of an action that has not ended in time
 _QUESTIONS = 3  # that Spark may leave unanswered in turn
 _FINDS_SECONDS = 10.0  # time limit of an interpreter's answer; without an answer the setting is left out
 _FORMAT_SECONDS = 10.0  # time limit of Spark's registration of a format; nothing fails without it
@@ -388,6 +389,7 @@ class Job(Generic[_Result]):
         self.result: _Result | None = None
         self.error: BaseException | None = None
         self.cancelled = False
+        self._is_cancelled_to_the_end = False
         self._context = context
         self._then = then
         self._thread = context.thread(partial(self._run, target, tags), f"tfos_nb {description}")
@@ -422,21 +424,22 @@ class Job(Generic[_Result]):
         after this call must not take slots.
         """
         self.cancelled = True
-        if not self._cancel_until(time.monotonic() + timeout) and not self._context.stopped:
+        self._cancel_until(time.monotonic() + timeout, _POLL_SECONDS)
+        if not (self.done.is_set() or self._context.stopped or self._is_cancelled_to_the_end):
+            self._is_cancelled_to_the_end = True
             name = f"tfos_nb cancels {self.description}"
             threading.Thread(target=self._cancel_to_the_end, name=name, daemon=True).start()
         return self.done.is_set()
 
-    def _cancel_until(self, deadline: float) -> bool:
+    def _cancel_until(self, deadline: float, pause: float) -> None:
         # Spark ignores a cancellation before the action has submitted its job, so repeat it until the action has ended.
         while not self.done.is_set() and time.monotonic() < deadline and not self._context.stopped:
             self._context.cancel(self.tag)
-            self.done.wait(_POLL_SECONDS)
-        return self.done.is_set()
+            self.done.wait(pause)
 
     def _cancel_to_the_end(self) -> None:
         try:
-            self._cancel_until(math.inf)
+            self._cancel_until(math.inf, _LATE_SECONDS)
         except Exception as error:  # noqa: BLE001 - one of py4j's many errors: Spark has ended, and its jobs with it
             logger.info("%s is no longer cancelled: %s", self.description, error)
 
