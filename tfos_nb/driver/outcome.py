@@ -131,14 +131,14 @@ class ClusterOutcome:
 
     def first_failure(self) -> TfosError | None:
         """Return the failure to show: the first one that no peer caused; None without a failure."""
-        failures = self._controller.failures
-        if not failures:
+        if not self._controller.failures:
             return self._error_of_lost_job()
         with self._changed:
             if not self._has_own_cause():
                 self._changed.wait_for(self._has_own_cause, _SETTLE_COLLATERAL)
-            elif failures[0].node:
+            elif self._controller.failures[0].node:
                 self._changed.wait_for(lambda: False, _SETTLE_LOSS if self.may_go_on else _SETTLE)
+            failures = self._controller.failures  # with those that came in the meantime
         first = next((failure for failure in failures if not failure.collateral), failures[0])
         others = len({failure.node for failure in failures if failure.node} - {first.node})
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
