@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfos_nb.cluster_inference import answered
 from tfos_nb.driver.cluster_controller import ClusterController
@@ -767,6 +767,13 @@ class Cluster(Rich):
         """End the cluster at once, if it has not ended, and free its resources. Idempotent, from any thread."""
         self.stop(grace=0.0)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, also within a function that is sent to Spark's executors."""
+        raise TypeError(
+            f"cluster {self.plan.name} belongs to this process, and cannot be pickled or copied: take what is needed "
+            "from it before, such as cluster.run, cluster.history or cluster.result()"
+        )
+
     def __enter__(self) -> Cluster:
         return self
 
@@ -777,7 +784,7 @@ class Cluster(Rich):
                 self._outcome.wait_for(lambda: self._outcome.over.is_set(), _CAUSE_WITHIN)
             self.close()
             cause = self._outcome.error
-            if not isinstance(cause, NodeFailed) or error is cause:
+            if not isinstance(cause, NodeFailed) or (isinstance(error, NodeFailed) and str(error) == str(cause)):
                 return
             if is_of_a_node or str(cause).splitlines()[0] in str(error):
                 raise cause from error  # replace Spark's error of a task, or of a cancellation, by its cause

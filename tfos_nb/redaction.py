@@ -1,7 +1,7 @@
 """Texts without passwords, tokens and other secrets, for records and pages that others may read.
 
-A secret is known by its name, or by the form in which it stands: in a URL, an option, a header, or behind ``name=`` or
-``name:``. A secret in another form is not found.
+A secret is known by its name, by the form in which it stands (in a URL, an option, a header, or behind ``name=`` or
+``name:``), or by the form that a service gives to its tokens. A secret in another form is not found.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ _ASSIGNED = re.compile(
 _IN_A_HEADER = re.compile(
     r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8})|\bbasic\s+(?=[a-z0-9+/]*[\d=])(?=[\w+/=]{8}))"
     r"[^\s'\"]+"
+)
+_USER_OPTION = re.compile(r"(?P<name>(?:^|(?<=\s))(?:-u|--user|--proxy-user)[=\s]\s*)[^\s:'\"]+:[^\s'\"]+")  # of curl
+_OF_A_SERVICE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
+    r"|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|dapi[0-9a-f]{32}(?:-\d)?|AIza[\w-]{35}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*(?:-----END [A-Z ]*PRIVATE KEY-----)?",
+    re.DOTALL,
 )
 _PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
 _OF_ORACLE = re.compile(r"(?i)(?<=\bjdbc:oracle:)(\w+:)[^\s@]+@")
@@ -112,9 +120,12 @@ def without_secrets(text: str) -> str:
     ('--token=… --epochs 3', 'Authorization: Bearer …')
     >>> without_secrets("host=h user=me password='d3 4d'"), without_secrets('{"api_key": "d34d", "lr": 0.1}')
     ('host=h user=me password=…', '{"api_key": …, "lr": 0.1}')
+    >>> without_secrets("curl -u me:d34d https://host"), without_secrets("the key AKIAIOSFODNN7EXAMPLE is new")
+    ('curl -u … https://host', 'the key … is new')
     """
     text = _OF_ORACLE.sub(rf"\1{HIDDEN}@", _PASSWORD_WITH_SLASH.sub(f"//{HIDDEN}@", text))
-    text = without_password(text)
+    text = _OF_A_SERVICE.sub(HIDDEN, without_password(text))
+    text = _USER_OPTION.sub(rf"\g<name>{HIDDEN}", text)
     for one in (_IN_A_URL, _IN_A_HEADER):
         text = one.sub(rf"\1{HIDDEN}", text)
     for one in (_OPTION, _ASSIGNED):

@@ -46,11 +46,11 @@ SIGNATURES = {
     TFNode.next_batch: "mgr batch_size qname",
     TFNode.batch_results: "mgr results qname",
     TFNode.terminate: "mgr qname",
-    TFNode.DataFeed: "mgr train_mode qname_in qname_out input_mapping",
+    TFNode.DataFeed: "mgr train_mode qname_in qname_out input_mapping options",
     TFNode.DataFeed.next_batch: "self batch_size",
     TFNode.DataFeed.batch_results: "self results",
     TFSparkNode.TFNodeContext: "executor_id job_name task_index cluster_spec defaultFS working_dir mgr tmp_socket",
-    TFSparkNode.TFNodeContext.get_data_feed: "self train_mode qname_in qname_out input_mapping",
+    TFSparkNode.TFNodeContext.get_data_feed: "self train_mode qname_in qname_out input_mapping options",
     TFSparkNode.run: "fn tf_args cluster_meta tensorboard log_dir queues background",
     TFSparkNode.train: "cluster_info cluster_meta feed_timeout qname",
     TFSparkNode.inference: "cluster_info feed_timeout qname",
@@ -196,10 +196,12 @@ def test_a_session_in_place_of_a_context_is_refused(spark: SparkSession) -> None
 
 def look_around(args: Any, ctx: Any) -> dict[str, Any]:
     """Return what TensorFlowOnSpark's ctx has; only in this package can main return a value."""
-    feed = ctx.get_data_feed()
+    feed = ctx.get_data_feed(across_partitions=True)
     rows: list[Any] = []
     while not feed.should_stop():
         rows += feed.next_batch(3)
+    assert ctx.release_port() == TFNode.release_port(ctx) == ctx.cluster_spec[ctx.job_name][ctx.task_index]
+    assert repr(ctx) == f"<TFNodeContext {ctx.job_name}:{ctx.task_index}, executor_id={ctx.executor_id}>"
     return {
         "argv": sys.argv,
         "args": args,

@@ -6,12 +6,13 @@ import json
 import logging
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from tests.cluster_managers.daemons import free_ports
 from tests.records.test_run import a_run
 from tests.waiting import until
 from tfos_nb import errors, launch
+from tfos_nb.mlflow import destination, following, writing
+from tfos_nb.mlflow.destination import Destination
 from tfos_nb.mlflow.following import RunNotLogged
+from tfos_nb.mlflow.writing import RunWriter
 from tfos_nb.state.training_curve import Point
 
 mlflow = pytest.importorskip("mlflow")
@@ -38,7 +42,12 @@ class Server:
 
     def __init__(self, home: Path) -> None:
         self.uri = f"http://127.0.0.1:{free_ports(1)[0]}"
-        port = self.uri.rpartition(":")[2]
+        self._home = home
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also after its end."""
+        home, port = self._home, self.uri.rpartition(":")[2]
         store = ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "files")]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", port, "--workers", "1"],
@@ -232,7 +241,7 @@ def test_training_continues_without_a_server_and_can_be_logged_later(
     told = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
     assert len(told) == 1, told
     assert told[0].startswith("the run is not logged to MLflow: no server answers at 127.0.0.1:1")
-    assert told[0].endswith("The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards")
+    assert told[0].endswith("tries again until it ends; tfos_nb.mlflow.log(RUN) logs it afterwards")
     (run,) = tfos_nb.runs(tmp_path)
     with pytest.raises(RunNotLogged, match=f"MLflow did not take the run {run.id}: no server answers at 127.0.0.1:1"):
         tfos_nb.mlflow.log(run)
@@ -245,12 +254,122 @@ def test_training_continues_without_a_server_and_can_be_logged_later(
     assert found["end_time"] - found["start_time"] == pytest.approx(1000 * cluster.run.seconds, abs=20)
 
 
+def hold_until_told(args: Any, ctx: Any) -> None:
+    ctx.report(epoch=1, epoch_end=True, loss=1.0)
+    while not os.path.exists(args["told"]):
+        time.sleep(0.05)
+    ctx.report(epoch=2, epoch_end=True, loss=0.5)
+
+
+def test_a_server_that_answers_again_gets_the_whole_run(
+    spark: SparkSession, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"spark": spark, "input_mode": "tensorflow", "mlflow": "flapping"}
+    server.end()
+    try:
+        with caplog.at_level(logging.WARNING):
+            cluster = launch(hold_until_told, {"told": str(tmp_path / "told")}, name="flapping", **options)
+            assert until(lambda: any("is not logged to MLflow" in one.getMessage() for one in caplog.records), 60)
+    finally:
+        server.start()
+    (tmp_path / "told").touch()
+    cluster.wait(60)
+    (run_id,) = server.runs_of("flapping")
+    assert server.run(run_id)["status"] == "FINISHED"
+    assert server.history(run_id, "loss") == [(1, 1.0), (2, 0.5)]
+    assert sum("is not logged to MLflow" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_write_that_failed_goes_on_in_the_same_run_also_in_another_process(server: Server) -> None:
+    whole = replace(a_run(), epochs=tuple({"epoch": epoch, "loss": 1 / epoch} for epoch in (1, 2, 3)))
+    begun = replace(whole, status="RUNNING", updated=time.time(), epochs=whole.epochs[:2])
+    writer = RunWriter(Destination(server.uri, experiment="resumed"))
+    writer.write(begun)
+    server.end()
+    try:
+        with pytest.raises(OSError, match="no server answers at 127.0.0.1:.*refused"):
+            writer.write(whole)
+    finally:
+        server.start()
+    assert server.run(writer.run_id)["status"] == "RUNNING"
+    assert tfos_nb.mlflow.log(whole, experiment="resumed") == writer.run_id
+    assert server.runs_of("resumed") == [writer.run_id]
+    assert server.run(writer.run_id)["status"] == "FINISHED"
+    assert server.history(writer.run_id, "loss") == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
+    assert tfos_nb.mlflow.log(whole, experiment="resumed") != writer.run_id, "a run that is whole is not changed"
+
+
+def test_a_run_that_still_goes_on_stays_running_until_it_is_logged_again(server: Server) -> None:
+    whole = a_run()
+    running = replace(whole, status="RUNNING", updated=time.time(), process=None)
+    run_id = tfos_nb.mlflow.log(running, experiment="going on")
+    assert server.run(run_id)["status"] == "RUNNING"
+    assert tfos_nb.mlflow.log(whole, experiment="going on") == run_id
+    assert server.run(run_id)["status"] == "FINISHED"
+
+
+def test_a_refused_metric_does_not_affect_the_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writing, "_name", str)  # which makes names that MLflow accepts
+    epochs = tuple({"epoch": epoch, "loss": 0.5, "a/../b": 1.0} for epoch in (1, 2))
+    with caplog.at_level(logging.WARNING):
+        run_id = tfos_nb.mlflow.log(replace(a_run(), epochs=epochs))
+    assert server.run(run_id)["status"] == "FINISHED"
+    assert server.history(run_id, "loss") == [(1, 0.5), (2, 0.5)]
+    told = [record.getMessage() for record in caplog.records if "MLflow did not take" in record.getMessage()]
+    assert len(told) == 1, told
+    assert told[0].startswith("MLflow did not take the metrics a/../b: ")
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """URI of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_never_answers_is_told_in_time(mute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(destination, "_ANSWERS", 0.5)
+    mlflow.set_tracking_uri(mute)
+    with pytest.raises(RunNotLogged, match=r"takes connections, and does not answer within 0.5 s\. Call log\(\) again"):
+        tfos_nb.mlflow.log(a_run())
+    monkeypatch.setattr(destination, "_ANSWERS", 60.0)
+    monkeypatch.setattr(following, "_ANSWERS_WITHIN", 0.5)
+    with pytest.raises(RunNotLogged, match=r"within 0.5 s\. Call log\(\) again when the server answers"):
+        tfos_nb.mlflow.log(a_run())
+
+
+def missing_database(server: Server) -> None:
+    mlflow.set_tracking_uri("sqlite:////dev/null/mlflow.db")
+
+
+def unknown_scheme(server: Server) -> None:
+    mlflow.set_tracking_uri("foo://bar")
+
+
+@pytest.mark.parametrize("prepare", [missing_database, unknown_scheme])
+def test_a_store_that_cannot_be_opened_is_an_error_that_says_why(
+    server: Server, prepare: Callable[[Server], None]
+) -> None:
+    prepare(server)
+    with pytest.raises(RunNotLogged, match=r"did not take the run 6f2c0a: .{9,}\. Call log\(\) again when this is"):
+        tfos_nb.mlflow.log(a_run())
+
+
+def test_a_deleted_experiment_is_named(server: Server) -> None:
+    number = mlflow.MlflowClient().create_experiment("gone")
+    mlflow.MlflowClient().delete_experiment(number)
+    with pytest.raises(errors.PlanError, match=f"experiment 'gone' is deleted: .* experiments restore -x {number}"):
+        tfos_nb.mlflow.log(a_run(), experiment="gone")
+
+
 def test_odd_numbers_and_names_are_logged(server: Server) -> None:
-    odd = {"epoch": 1, "top@5": 0.5, "loss": math.nan}
+    odd = {"epoch": 1, "top@5": 0.5, "loss": math.nan, "a/../b": 1.0, "loss/": 2.0, "/x//y": 3.0, "..": 4.0}
     long = {f"argument {number}": "x" * 600 for number in range(150)}
     run = replace(a_run(arguments=long), epochs=(odd,), points=(Point(1, 1, {"loss": math.nan}, True),))
     found = server.run(tfos_nb.mlflow.log(run))
-    assert found["metrics"]["top_5"] == 0.5
+    assert [found["metrics"][name] for name in ("top_5", "a/_/b", "loss/_", "x/_/y", "_")] == [0.5, 1, 2, 3, 4]
     assert math.isnan(float(found["metrics"]["loss"]))
     assert len(found["params"]) == 150 + 1
 
@@ -324,7 +443,8 @@ def test_launch_does_not_wait_for_a_server_that_is_down(
     [
         ({"experiment": 5}, "experiment must be the name of an experiment, got 5"),
         ({"model": 5}, "model must be the path or the URL of a saved model, got 5"),
-        ({"model": "/nope"}, "model='/nope' is not on this machine's disk"),
+        ({"model": "/dev/null/model"}, "model='/dev/null/model' is not on this machine's disk"),
+        ({"model": "/"}, "model='/' is a directory without a saved_model.pb: give a .keras file"),
         ({"rows": 5}, "rows must be a DataFrame, and needs model="),
     ],
 )

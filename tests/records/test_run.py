@@ -68,6 +68,9 @@ def test_non_finite_numbers_are_kept_in_valid_json() -> None:
         ("[]", "not the record of a run"),
         ('{"a": 1}', "not the record of a run"),
         ('{"tfos_nb_run": 2}', "its format is 2, and this version of tfos_nb reads 1"),
+        ('{"tfos_nb_run": true}', "its format is True, and this version of tfos_nb reads 1"),
+        (to_json(a_run()).replace('"name": "', '"name": null, "x": "'), "None must be a text"),
+        (to_json(a_run()).replace('"error": ""', '"error": null'), "None must be a text"),
         ('{"tfos_nb_run": 1}', "a part of it is missing or wrong"),
         ("[" * 100_000, "not a JSON file"),
         (to_json(a_run()).replace('"seconds": 8.5', '"seconds": "NaN"'), "nan must be from 0"),
@@ -167,6 +170,40 @@ def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:
         found = plain_arguments(arguments)
         assert found
         assert "d34d" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *(
+            "hf_" + "aB3" * 11,
+            "ghp_" + "aB3" * 12,
+            "glpat-" + "aB3" * 7,
+            "sk-proj-" + "aB3" * 9,
+            "xoxb-" + "12345-" * 4,
+        ),
+        *(
+            "AKIA" + "Q7" * 8,
+            "dapi" + "0a" * 16,
+            "AIza" + "aB3-_" * 7,
+            "eyJ" + "aB3" * 4 + ".eyJ" + "aB3" * 4 + ".x-_9",
+        ),
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nMIIE without an end",
+    ],
+)
+def test_tokens_that_a_service_has_made_are_hidden_by_their_form(secret: str) -> None:
+    (text,) = plain_arguments({"note": f"see {secret}"}).values()
+    assert text == "see …"
+
+
+def test_a_password_of_curl_is_hidden_and_words_like_tokens_are_kept() -> None:
+    kept = "hf_model sk-learn AKIA task-list eyJ dapi"
+    assert plain_arguments({"a": "curl -u me:d34d https://h", "b": "curl --user=me:d34d h"}) == {
+        "a": "curl -u … https://h",
+        "b": "curl --user=… h",
+    }
+    assert plain_arguments({"note": kept}) == {"note": kept}
 
 
 def test_options_that_are_not_secrets_are_kept() -> None:

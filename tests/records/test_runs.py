@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def test_all_runs_below_a_directory_are_found_newest_first(models: Path) -> None
     assert [run.id for run in tfos_nb.runs(str(models / "mnist/tfos_runs"))] == ["aa22", "aa11"]
     assert [run.id for run in tfos_nb.runs(f"file://{models}/cifar")] == ["bb33"]
     assert repr(found) == f"<Runs: 3 runs in {models}>"
+
+
+def test_a_pipe_is_not_read_and_the_newest_of_two_files_of_a_run_counts(models: Path) -> None:
+    os.mkfifo(models / "mnist/tfos_runs/pipe.json")
+    newer = trained("aa11", [3.0, 2.0, 1.0], started=10.0, updated=time.time())
+    (models / "mnist/tfos_runs/copy.json").write_text(to_json(newer))
+    found = tfos_nb.runs(models / "mnist")
+    assert [run.id for run in found] == ["aa22", "aa11"]
+    assert found["aa11"]["loss"] == [3.0, 2.0, 1.0]
+    assert found.unreadable[str(models / "mnist/tfos_runs/pipe.json")] == "not a file"
 
 
 def test_a_directory_may_have_any_name_or_be_a_link(models: Path, tmp_path: Path) -> None:

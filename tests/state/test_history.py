@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from tfos_nb.runtime.control.reports import StepReport
@@ -24,6 +27,19 @@ def test_the_history_has_the_chiefs_metrics_at_the_end_of_each_epoch() -> None:
     assert dict(history) == {"loss": [0.5, 0.25], "acc": [0.5, 1.0]}
     assert (list(history), len(history), "loss" in history, "epoch" in history) == (["loss", "acc"], 2, True, False)
     assert history.epochs == [{"epoch": 1, "loss": 0.5, "acc": 0.5}, {"epoch": 2, "loss": 0.25, "acc": 1.0}]
+
+
+def test_a_history_can_be_pickled_and_copied() -> None:
+    history = filled()
+    history.begin_anew()
+    for made in (pickle.loads(pickle.dumps(history)), copy.deepcopy(history), copy.copy(history)):
+        assert (dict(made), made.points(), made.steps("worker:1")) == (
+            dict(history),
+            history.points(),
+            history.steps("worker:1"),
+        )
+        made.record("worker:0", StepReport(epoch=3, step=4, metrics={"loss": 0.1}, epoch_end=True))
+    assert history["loss"] == [0.5, 0.25]
 
 
 def test_the_steps_of_each_node_are_kept() -> None:

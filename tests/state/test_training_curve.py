@@ -128,11 +128,28 @@ def test_a_notebook_shows_a_figure_without_pyplot(history: History) -> None:
     assert history.plot()._repr_png_().startswith(b"\x89PNG")
 
 
+def test_a_metric_without_a_value_above_0_is_drawn_on_a_linear_axis() -> None:
+    pytest.importorskip("matplotlib")
+    history = History("worker:0")
+    history.record("worker:0", StepReport(1, metrics={"loss": 0.5, "elbo": -3.0}, epoch_end=True))
+    loss, elbo = history.plot(log=True).axes
+    assert (loss.get_yscale(), elbo.get_yscale()) == ("log", "linear")
+    assert [text.get_text() for text in elbo.texts] == ["no value above 0: not logarithmic"]
+
+
+def test_numbers_too_large_for_a_chart_are_gaps() -> None:
+    points = [Point(epoch, epoch, {"loss": loss}, True) for epoch, loss in enumerate((1e308, 1.0, -1e308), 1)]
+    assert chart(points, "loss").lines[0].ys == (math.inf, 1.0, -math.inf)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ({"metrics": "acc"}, r"no metric 'acc' was reported; there are loss, mae"),
         ({"metrics": []}, r"names nothing to plot; there are loss, mae"),
+        ({"metrics": 5}, r"metrics must be the name of a metric or a list of names, such as 'loss', got 5"),
+        ({"metrics": [5]}, r"metrics must be the name of a metric or a list of names, such as 'loss', got \[5\]"),
+        ({"metrics": b"loss"}, r"metrics must be .*, got b'loss'"),
         ({"by": "batch"}, r"by must be 'epoch' or 'step', got 'batch'"),
     ],
 )

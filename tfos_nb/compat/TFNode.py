@@ -39,6 +39,8 @@ class DataFeed:
         Names of the queues of rows and of results.
     input_mapping : dict of str to str, optional
         The tensor of each column: batches are then ``{tensor: list}``.
+    **options
+        ``across_partitions`` and ``arrays``, as in this package's own ``ctx.get_data_feed``.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class DataFeed:
         qname_in: str = "input",
         qname_out: str = "output",
         input_mapping: dict[str, str] | None = None,
+        **options: bool,
     ) -> None:
         native = getattr(mgr, "native", None)
         if native is None:
@@ -55,7 +58,7 @@ class DataFeed:
         self.mgr = mgr
         self.train_mode = train_mode
         self.qname_in, self.qname_out = qname_in, qname_out
-        self._feed = native.get_data_feed(train_mode, qname_in, qname_out, input_mapping)
+        self._feed = native.get_data_feed(train_mode, qname_in, qname_out, input_mapping, **options)
 
     @property
     def done_feeding(self) -> bool:
@@ -131,8 +134,9 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: Any, signatures: Any
     )
 
 
-def release_port(ctx: Any) -> None:
-    """Do nothing: TensorFlow can listen on the node's port while it is still reserved."""
+def release_port(ctx: Any) -> str:
+    """Return the node's address: see :meth:`tfos_nb.compat.TFSparkNode.TFNodeContext.release_port`."""
+    return str(ctx.release_port())
 
 
 def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:

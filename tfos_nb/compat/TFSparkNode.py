@@ -68,6 +68,9 @@ class TFNodeContext:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(native, name)
 
+    def __repr__(self) -> str:
+        return f"<TFNodeContext {self.job_name}:{self.task_index}, executor_id={self.executor_id}>"
+
     def __dir__(self) -> list[str]:
         native = [name for name in dir(self.native) if not name.startswith("_")]
         return sorted({*super().__dir__(), *native})
@@ -84,11 +87,16 @@ class TFNodeContext:
         qname_in: str = "input",
         qname_out: str = "output",
         input_mapping: dict[str, str] | None = None,
+        **options: bool,
     ) -> TFNode.DataFeed:
-        """Return the rows that are fed to this node, as lists."""
+        """Return the rows that are fed to this node, as lists.
+
+        ``options`` are those that this package's own ``ctx.get_data_feed`` has besides: ``across_partitions`` and
+        ``arrays``.
+        """
         if self.mgr is None:
             raise FeedFailed("this program gets no rows from Spark: it runs independently, under TFParallel")
-        return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
+        return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping, **options)
 
     def next_batch(self, batch_size: int, qname: str = "input") -> Any:
         """Return the next rows that ``train`` feeds; empty at the end."""
@@ -114,8 +122,9 @@ class TFNodeContext:
         """Export a session's graph: see :func:`tfos_nb.compat.TFNode.export_saved_model`."""
         TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
 
-    def release_port(self) -> None:
-        """Do nothing: TensorFlow can listen on the node's port while it is still reserved."""
+    def release_port(self) -> str:
+        """Return this node's address. Nothing is released: TensorFlow can listen there while it is still reserved."""
+        return "" if self.native is None else str(self.native.release_port())
 
 
 class TFSparkNode:

@@ -21,6 +21,7 @@ from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import EndNode, Stop
 from tfos_nb.runtime.control.placement import COMPUTED_LATE
+from tfos_nb.spark.action_errors import action_errors
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
 __all__ = ["CLUSTER_TRANSITIONS", "ClusterLifecycle", "shown_status"]
@@ -263,6 +264,7 @@ class ClusterLifecycle:
             self._jobs.cancel_all()  # tasks that wait for a slot would start nodes without a cluster
         if error is not None:
             with self._changed:
+                action_errors.remember(str(error), error)
                 self._controller.answering.end(str(error), self._jobs.cancel_stage, at_once=True)
             self._controller.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
@@ -292,6 +294,7 @@ class ClusterLifecycle:
         if error is None:
             reason = f"cluster {self._name} has ended: {COMPUTED_LATE}"
             with self._changed:
+                action_errors.remember(reason, ClusterClosed(reason))
                 answering.end(reason, self._jobs.cancel_stage, at_once=False)
         self._door.close_tunnel()
         ended_doors.keep(self._door.close)

@@ -5,8 +5,8 @@ MLflow keeps its active run by thread. So the destination is found in the thread
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ __all__ = [
 RUN_TAG = "tfos_nb.run"
 """Tag of an MLflow run that a cluster was logged to: the cluster's id."""
 
-_KNOCK = 5.0  # seconds
+_CONNECTS, _ANSWERS = 5.0, 20.0  # seconds
 
 Option = bool | str | None
 
@@ -123,7 +123,7 @@ def load_mlflow() -> Any:
 
 
 def check_server(uri: str) -> None:
-    """Check that a tracking server listens, since MLflow's client tries for minutes before it reports an error.
+    """Check that a tracking server answers, since MLflow's client tries for minutes before it reports an error.
 
     Raises
     ------
@@ -131,12 +131,29 @@ def check_server(uri: str) -> None:
         If none does.
     """
     there = urlsplit(uri)
-    if there.scheme in ("http", "https") and there.hostname:
-        port = there.port or (443 if there.scheme == "https" else 80)
-        try:
-            socket.create_connection((there.hostname, port), _KNOCK).close()
-        except OSError as error:
-            raise OSError(f"no server answers at {there.hostname}:{port} ({error})") from error
+    if there.scheme not in ("http", "https") or not there.hostname:
+        return
+    import requests  # MLflow's own: it knows the same proxies
+
+    place = f"{there.hostname}:{there.port or (443 if there.scheme == 'https' else 80)}"
+    limits = _CONNECTS, _ANSWERS
+    try:
+        with contextlib.suppress(requests.exceptions.SSLError):  # it answers; MLflow knows which certificates it trusts
+            requests.get(uri, timeout=limits, allow_redirects=False, stream=True).close()
+    except requests.exceptions.ReadTimeout:
+        raise OSError(f"the server at {place} takes connections, and does not answer within {_ANSWERS:g} s") from None
+    except requests.exceptions.RequestException as error:
+        raise OSError(f"no server answers at {place} ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the system's words for a failed connection, which urllib3 has wrapped several times."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return str(found.strerror)
+        found = found.__cause__ or found.__context__
+    return type(error).__name__
 
 
 def _active_run(mlflow: Any) -> tuple[Any, bool]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.mlflow.destination import Destination, check_option, find_destination, load_mlflow
+from tfos_nb.errors import MissingPackage, PlanError, TfosError
+from tfos_nb.mlflow.destination import Destination, check_option, find_destination
 from tfos_nb.mlflow.models import Rows, log_model
 from tfos_nb.mlflow.writing import RunWriter
 from tfos_nb.records.recorder import RunRecorder
@@ -27,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 _USUAL_FILE = "model.keras"
 _LATE = "MLflow's server did not take the run's outcome within 10 s: tfos_nb.mlflow.log(RUN) logs the run once it does"
-_DOWN = "the run is not logged to MLflow: %s. The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards"
+_DOWN = (
+    "the run is not logged to MLflow: %s. The training continues, and tries again until it ends; "
+    "tfos_nb.mlflow.log(RUN) logs it afterwards"
+)
+_ANSWERS_WITHIN = 120.0  # seconds
 
 
 class RunNotLogged(TfosError):
@@ -70,9 +75,7 @@ class Follower:
         """Log from now on, in a thread. ``result`` returns what the chief's main returned."""
         self._cluster, self._result, self._environment = cluster, result, dict(environment)
         self._writer = RunWriter(self._to, cluster._html)
-        self._recorder = RunRecorder(
-            lambda: cluster.run, self._writer.write, partial(logger.warning, _DOWN), again=False
-        )
+        self._recorder = RunRecorder(lambda: cluster.run, self._writer.write, partial(logger.warning, _DOWN))
         self._recorder.start()
 
     def fed(self, data: Any) -> None:
@@ -150,14 +153,15 @@ def log(
     PlanError
         If an argument is not valid: nothing is logged.
     RunNotLogged
-        If the server is down, or refuses the run: call it again.
+        If the server does not answer within 120 seconds, or takes nothing of the run: the message has its reason.
     ModelNotLogged
         If the model cannot be loaded, or the server does not take it: the run is logged without it.
 
     Notes
     -----
-    Each call makes a new run, unless the program has an active one. Of a run that was logged while its kernel was
-    killed, MLflow still has the first part, as running.
+    Each call makes a new run, unless the program has an active one, or the experiment has one that was begun for this
+    run and not ended: because the server was down, or the kernel was killed. A run that still goes on is logged as far
+    as it came, and stays running in MLflow; the next call goes on with it.
 
     Examples
     --------
@@ -171,15 +175,40 @@ def log(
     destination = find_destination(check_option(True if experiment is None else experiment))
     assert destination is not None
     writer = RunWriter(destination, run._html)
-    try:
-        writer.write(record)
-    except (OSError, load_mlflow().MlflowException) as error:
-        why = without_password(str(error).partition("\n")[0])
-        told = f"MLflow did not take the run {record.id}: {why}. Call log() again when the server answers"
-        raise RunNotLogged(told) from error
+    _write_in_time(writer, record)
     if model is not None:
         log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
     return writer.run_id
+
+
+def _write_in_time(writer: RunWriter, record: Run) -> None:
+    """Write a run, or raise: MLflow's client alone waits for hours for a server that takes requests and hangs."""
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            writer.write(record)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=write, name="tfos_nb logs a run", daemon=True)
+    thread.start()
+    thread.join(_ANSWERS_WITHIN)
+    begun = f" Its first part is run {writer.run_id}; the next call goes on with it." if writer.run_id else ""
+    if thread.is_alive():
+        raise RunNotLogged(
+            f"MLflow did not take the run {record.id} within {_ANSWERS_WITHIN:g} s.{begun} Call log() again when the "
+            "server answers"
+        )
+    if not failed:
+        return
+    error = failed[0]
+    if isinstance(error, (PlanError, MissingPackage)) or not isinstance(error, Exception):
+        raise error
+    why = without_password(str(error).strip().partition("\n")[0]) or type(error).__name__
+    raise RunNotLogged(
+        f"MLflow did not take the run {record.id}: {why.rstrip('.')}.{begun} Call log() again when this is mended"
+    ) from error
 
 
 def _check_log(experiment: Any, model: Any, rows: Any) -> None:
@@ -191,6 +220,11 @@ def _check_log(experiment: Any, model: Any, rows: Any) -> None:
         raise PlanError(f"rows must be a DataFrame, and needs model=, got rows={type(rows).__name__}, model={model!r}")
     if model is not None and "://" not in str(model) and not os.path.exists(model):
         raise PlanError(f"model={os.fspath(model)!r} is not on this machine's disk: give a path or a URL that exists")
+    if model is not None and os.path.isdir(model) and not _is_saved_model(os.fspath(model)):
+        raise PlanError(
+            f"model={os.fspath(model)!r} is a directory without a saved_model.pb: give a .keras file, or the directory "
+            "of a SavedModel"
+        )
 
 
 def _rows(frame: DataFrame | None, inputs: Inputs = None) -> Rows | None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfos_nb.errors import PlanError
 from tfos_nb.mlflow.destination import RUN_TAG, Destination, check_server, chosen_experiment, load_mlflow
 from tfos_nb.records.run import Run, to_json
 from tfos_nb.redaction import without_password
@@ -25,6 +26,8 @@ _LONGEST_VALUE, _LONGEST_NAME = 500, 240
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")
 _OUTCOMES = {"DONE": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
 _KILLED = "killed"
+_OUTCOME_TAG = "tfos_nb.outcome"
+_SOURCE_TAG, _SOURCE = "mlflow.source.name", "tfos_nb"  # of the runs that are made here
 
 
 @contextlib.contextmanager
@@ -45,6 +48,9 @@ def _without_retries_told() -> Iterator[None]:
 class RunWriter:
     """One of MLflow's runs, that one run of a cluster is written to.
 
+    A write that fails can be tried again: it goes on where the one before has ended, also in another process. What
+    MLflow refuses, such as the name of a metric, is left out, and reported once.
+
     Parameters
     ----------
     destination : Destination
@@ -55,15 +61,18 @@ class RunWriter:
     Attributes
     ----------
     run_id : str
-        MLflow's id of the run; empty before the first write.
+        MLflow's id of the run; empty before it is made.
     """
 
     def __init__(self, destination: Destination, page: Callable[[], str | None] | None = None) -> None:
         self._to = destination
         self._page = page
         self._client: Any = None
-        self._is_own = False  # made here, and so ended here
+        self._is_own = False  # made by tfos_nb, and so ended here
+        self._is_described = False  # has its tags and parameters
+        self._refused = set[str]()  # metrics
         self._logged: dict[int, dict[str, Any]] = {}  # epochs, by their steps
+        self._there: dict[str, dict[int, float]] = {}  # what an earlier process has logged: metrics' values by step
         self._until = 0.0  # when the last of them had ended at the latest, in seconds since 1970
         self.run_id = ""
 
@@ -73,55 +82,73 @@ class RunWriter:
             check_server(self._to.tracking_uri)
             if not self.run_id:
                 self._begin(run)
+            if not self._is_described:
+                self._describe(run)
             self._log_epochs(run)
             if ClusterStatus(run.status).ended or run.outcome == _KILLED:
                 self._end(run)
 
     def _begin(self, run: Run) -> None:
-        self._client = client = load_mlflow().MlflowClient(tracking_uri=self._to.tracking_uri)
+        self._client = load_mlflow().MlflowClient(tracking_uri=self._to.tracking_uri)
         self._is_own = not self._to.run_id or self._to.is_nested or self._is_taken(run)
-        run_id = self._new_run(run) if self._is_own else self._to.run_id
-        try:
-            for name, value in {RUN_TAG: run.id, **_tags(run)}.items():
-                client.set_tag(run_id, name, value)
-            self._log_parameters(run_id, _parameters(run))
-        except Exception:
-            if self._is_own:  # otherwise it would be shown as running for ever
-                client.set_terminated(run_id, "FAILED")
-            raise
-        self.run_id = run_id
+        if not self._is_own:
+            self.run_id = self._to.run_id
+        elif left := self._unfinished(run):
+            self._there = self._metrics_of(left, run)
+            self.run_id = left
+        else:
+            self.run_id = self._new_run(run)
 
-    def _log_parameters(self, run_id: str, named: Mapping[str, str]) -> None:
-        """Log parameters, without those that MLflow refuses: a name that it does not allow, or one that is taken."""
-        mlflow = load_mlflow()
-        made = [mlflow.entities.Param(name, value) for name, value in named.items()]
-        refused: dict[str, str] = {}
-        for start in range(0, len(made), _IN_A_BATCH):
-            batch = made[start : start + _IN_A_BATCH]
-            try:
-                self._client.log_batch(run_id, params=batch)
-            except mlflow.MlflowException:  # of the whole batch
-                refused |= self._log_one_by_one(run_id, batch)
-        if refused:
-            first = next(iter(refused.values()))
-            logger.warning("MLflow did not take the parameters %s: %s", ", ".join(refused), without_password(first))
+    def _describe(self, run: Run) -> None:
+        for name, value in _tags(run).items():
+            self._client.set_tag(self.run_id, name, value)
+        param = load_mlflow().entities.Param
+        made = [param(name, value) for name, value in _parameters(run).items()]
+        self._tell_refused("parameters", self._log("params", made, _IN_A_BATCH))
+        self._is_described = True
 
-    def _log_one_by_one(self, run_id: str, parameters: Sequence[Any]) -> dict[str, str]:
-        refused = {}
-        for one in parameters:
+    def _log(self, kind: str, values: Sequence[Any], most: int) -> dict[str, str]:
+        """Log parameters or metrics; return those that MLflow refuses, by their keys, with its reason."""
+        refused = dict[str, str]()
+        for start in range(0, len(values), most):
+            batch = values[start : start + most]
             try:
-                self._client.log_param(run_id, one.key, one.value)
+                self._client.log_batch(self.run_id, **{kind: batch})
             except load_mlflow().MlflowException as error:
-                refused[one.key] = str(error).partition("\n")[0]
+                if not _is_refusal(error):
+                    raise
+                if most > 1:  # it refuses the whole batch for one value
+                    refused |= self._log(kind, [one for one in batch if one.key not in refused], 1)
+                else:
+                    refused[batch[0].key] = str(error).partition("\n")[0]
         return refused
+
+    def _tell_refused(self, kind: str, refused: Mapping[str, str]) -> None:
+        if refused:
+            first = without_password(next(iter(refused.values())))
+            logger.warning("MLflow did not take the %s %s: %s", kind, ", ".join(refused), first)
 
     def _is_taken(self, run: Run) -> bool:
         """Return whether another cluster was logged to the user's run already."""
         tags: Mapping[str, str] = self._client.get_run(self._to.run_id).data.tags
         return tags.get(RUN_TAG, run.id) != run.id
 
+    def _unfinished(self, run: Run) -> Any:
+        """Return the run that an earlier call has begun for this cluster, and could not end; empty if there is none."""
+        found = self._client.search_runs([self._experiment()], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=20)
+        left = (
+            one.info.run_id
+            for one in found
+            if _OUTCOME_TAG not in one.data.tags and one.data.tags.get(_SOURCE_TAG) == _SOURCE
+        )
+        return next(left, "")
+
+    def _metrics_of(self, run_id: str, run: Run) -> dict[str, dict[int, float]]:
+        names = {_name(name) for epoch in run.epochs for name in epoch if name != "epoch"}
+        return {name: {one.step: one.value for one in self._client.get_metric_history(run_id, name)} for name in names}
+
     def _new_run(self, run: Run) -> str:
-        tags = {"mlflow.runName": run.name, "mlflow.source.name": "tfos_nb"}
+        tags = {"mlflow.runName": run.name, _SOURCE_TAG: _SOURCE, RUN_TAG: run.id}
         if self._to.run_id:
             tags["mlflow.parentRunId"] = self._to.run_id
         made = self._client.create_run(self._experiment(), start_time=int(run.started * 1000), tags=tags)
@@ -132,6 +159,11 @@ class RunWriter:
             return self._to.experiment_id or chosen_experiment()
         found = self._client.get_experiment_by_name(self._to.experiment)
         if found is not None:
+            if found.lifecycle_stage == "deleted":
+                raise PlanError(
+                    f"MLflow's experiment {self._to.experiment!r} is deleted: restore it with mlflow experiments "
+                    f"restore -x {found.experiment_id}, or give another name"
+                )
             return str(found.experiment_id)
         # The name may be a slip of the pen.
         logger.warning("MLflow has no experiment %r: a new one is made", self._to.experiment)
@@ -149,16 +181,18 @@ class RunWriter:
             metric(_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), step)
             for place, (step, epoch) in enumerate(fresh, 1)  # when each of several epochs ended is not known
             for name, value in epoch.items()
-            if name != "epoch"
+            if name != "epoch" and _name(name) not in self._refused
+            if self._there.get(_name(name), {}).get(step) != value
         ]
-        for start in range(0, len(metrics), _METRICS_IN_A_BATCH):
-            self._client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_IN_A_BATCH])
+        refused = self._log("metrics", metrics, _METRICS_IN_A_BATCH)
+        self._tell_refused("metrics", refused)
+        self._refused |= set(refused)
         self._logged |= fresh
         self._until = ended
 
     def _end(self, run: Run) -> None:
         client = self._client
-        client.set_tag(self.run_id, "tfos_nb.outcome", run.outcome)
+        client.set_tag(self.run_id, _OUTCOME_TAG, run.outcome)
         client.set_tag(self.run_id, "tfos_nb.rows", str(run.rows))
         if run.error:
             client.set_tag(self.run_id, "tfos_nb.error", clip(run.error, 4_000))
@@ -202,7 +236,12 @@ def _parameters(run: Run) -> dict[str, str]:
 def _tags(run: Run) -> dict[str, str]:
     versions = {f"tfos_nb.version.{name}": version for name, version in run.versions.items()}
     spark = {f"tfos_nb.spark.{name}": value for name, value in run.spark.items() if value}
-    return {**versions, **spark, "tfos_nb.cluster": run.name, "tfos_nb.model_dir": run.model_dir}
+    return {RUN_TAG: run.id, **versions, **spark, "tfos_nb.cluster": run.name, "tfos_nb.model_dir": run.model_dir}
+
+
+def _is_refusal(error: Any) -> bool:
+    """Return whether MLflow refuses a value; otherwise its server cannot be reached, or takes nothing at all."""
+    return error.get_http_status_code() in (400, 409)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -221,14 +260,15 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 
 def _name(name: str) -> str:
-    """Return a name that MLflow accepts.
+    """Return a name that MLflow accepts: it allows some characters, and names that are also normal relative paths.
 
     Examples
     --------
-    >>> _name("top@5"), _name("val_loss")
-    ('top_5', 'val_loss')
+    >>> _name("top@5"), _name("val_loss"), _name("/a/../b"), _name("loss/")
+    ('top_5', 'val_loss', 'a/_/b', 'loss/_')
     """
-    return clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME).lstrip("/") or "_"
+    parts = clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME).lstrip("/").split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
 
 def _document(name: str, body: str) -> str:

@@ -6,7 +6,7 @@
     finish()                    ──▶ write the outcome; waits for it, at most 10 s
 
 A record goes to a file (:func:`write_file`), or to a tracking server (:mod:`tfos_nb.mlflow`). A place that cannot be
-written is reported once, and never stops a training.
+written is reported once, and never stops a training: it is tried again after 10 s, and at the end.
 """
 
 from __future__ import annotations
@@ -37,20 +37,16 @@ class RunRecorder:
         Writes it.
     tell : callable
         Takes the text of the first error, for a warning.
-    again : bool
-        Whether to try again after an error.
 
     Attributes
     ----------
     failed, is_late : bool
-        Whether a write has failed, and whether the last one takes too long.
+        Whether the newest write has failed, and whether the last one takes too long.
     """
 
-    def __init__(
-        self, run: Callable[[], Run], write: Callable[[Run], None], tell: Callable[[str], object], *, again: bool = True
-    ) -> None:
-        self._run, self._put = run, write
-        self._tell, self._again = tell, again
+    def __init__(self, run: Callable[[], Run], write: Callable[[Run], None], tell: Callable[[str], object]) -> None:
+        self._run, self._put, self._tell = run, write, tell
+        self._is_told = False
         self._over = threading.Event()
         self._written: Run | None = None
         self._written_at = 0.0
@@ -85,15 +81,16 @@ class RunRecorder:
         return before is None or now != replace(before, updated=now.updated, seconds=now.seconds)
 
     def _write(self, run: Run) -> None:
-        if self.failed and not self._again:
-            return
-        self._written, self._written_at = run, time.monotonic()
+        began = time.monotonic()
         try:
             self._put(run)
         except Exception as error:  # noqa: BLE001 - a store may raise anything, and a training goes on without it
-            if not self.failed and not self.is_late:
+            self._written, self.failed = None, True
+            if not self._is_told and not self.is_late:
+                self._is_told = True
                 self._tell(without_password(str(error).strip() or type(error).__name__))
-            self.failed = True
+        else:
+            self._written, self._written_at, self.failed = run, began, False
 
 
 def write_file(place: str, run: Run) -> None:

@@ -55,7 +55,6 @@ _LARGEST_BITS = 1000  # of an integer: a larger one has no float, and with 4300 
 _MOST, _DEEPEST = 64, 3  # elements of an argument that is a collection, and collections within collections
 _EPOCHS_KEPT = 2_000
 _LAST_TIME = 2**36  # seconds since 1970: the year 4147
-_HIGHEST = 1e300
 _PACKAGES = ("tfos_nb", "tensorflow", "keras", "tf_keras", "pyspark", "numpy")
 
 
@@ -377,7 +376,7 @@ def from_json(text: str, path: str = "") -> Run:
         raise BadRun(f"not a JSON file: {error}") from None
     if not isinstance(found, dict) or "tfos_nb_run" not in found:
         raise BadRun("not the record of a run: the key 'tfos_nb_run' is missing")
-    if found["tfos_nb_run"] != FORMAT:
+    if found["tfos_nb_run"] != FORMAT or isinstance(found["tfos_nb_run"], bool):
         raise BadRun(f"its format is {found['tfos_nb_run']!r}, and this version of tfos_nb reads {FORMAT}")
     try:
         return replace(_run_of(found), path=path)
@@ -388,13 +387,13 @@ def from_json(text: str, path: str = "") -> Run:
 def _run_of(found: dict[str, Any]) -> Run:
     process = found["process"]
     return Run(
-        id=str(found["id"]),
-        name=str(found["name"]),
+        id=_text(found["id"]),
+        name=_text(found["name"]),
         status=ClusterStatus(found["status"]).value,
         started=_read(found["started"]),
         updated=_read(found["updated"]),
         seconds=_within(float(found["seconds"]), 1e12),
-        error=str(found["error"]),
+        error=_text(found["error"]),
         plan=dict(found["plan"]),
         arguments=dict(found["arguments"]),
         epochs=tuple(
@@ -405,16 +404,14 @@ def _run_of(found: dict[str, Any]) -> Run:
             for epoch in found["epochs"]
         ),
         points=tuple(
-            Point(
-                int(epoch), int(step), {name: _drawable(one) for name, one in metrics.items()}, bool(ends), int(number)
-            )
+            Point(int(epoch), int(step), {name: float(one) for name, one in metrics.items()}, bool(ends), int(number))
             for epoch, step, number, ends, metrics in found["points"]
         ),
         rows=int(_within(int(found["rows"]), 2**62)),
         generation=int(_within(int(found["generation"]), 2**31)),
-        versions={str(name): str(one) for name, one in found["versions"].items()},
-        spark={str(name): str(one) for name, one in found["spark"].items()},
-        model_dir=str(found["model_dir"]),
+        versions={name: _text(one) for name, one in found["versions"].items()},
+        spark={name: _text(one) for name, one in found["spark"].items()},
+        model_dir=_text(found["model_dir"]),
         process=None if process is None else _process_of(process),
     )
 
@@ -429,7 +426,13 @@ def _read(text: str) -> float:
 
 def _process_of(found: Mapping[str, Any]) -> Process:
     pid = int(_within(int(found["pid"]), 2**31))
-    return Process(str(found["host"]), pid, _within(float(found["started"]), _LAST_TIME))
+    return Process(_text(found["host"]), pid, _within(float(found["started"]), _LAST_TIME))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} must be a text")
+    return value
 
 
 def _within(number: float, most: float) -> float:
@@ -437,12 +440,6 @@ def _within(number: float, most: float) -> float:
     if not 0 <= number <= most:
         raise ValueError(f"{number!r} must be from 0 to {most:g}")
     return number
-
-
-def _drawable(number: Any) -> float:
-    """Return a metric's number; a number too large to plot becomes infinite."""
-    value = float(number)
-    return math.copysign(math.inf, value) if abs(value) > _HIGHEST else value
 
 
 def _brief(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -240,6 +240,8 @@ def _texts(system: Any, path: str) -> dict[str, str | OSError]:
 
     def text(name: str) -> str | OSError:
         try:
+            if is_local(system) and not os.path.isfile(name):  # a pipe would be waited for
+                return OSError("not a file")
             return bytes(system.cat_file(name)).decode("utf-8", "replace")
         except OSError as error:
             return error
@@ -278,12 +280,16 @@ def _is_folder(system: Any, one: Mapping[str, Any]) -> bool:
 
 
 def _read(texts: Mapping[str, str | OSError], place: str) -> Runs:
-    found, unreadable = list[Run](), dict[str, str]()
+    found, unreadable = dict[str, Run](), dict[str, str]()
     for name, text in texts.items():
         try:
             if isinstance(text, OSError):
                 raise BadRun(str(text))
-            found.append(from_json(text, name))
+            run = from_json(text, name)
         except BadRun as error:
             unreadable[name] = str(error)
-    return Runs(found, place, unreadable)
+            continue
+        known = found.get(run.id)
+        if known is None or known.updated < run.updated:  # the other one is an older copy of the file
+            found[run.id] = run
+    return Runs(list(found.values()), place, unreadable)

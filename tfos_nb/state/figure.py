@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from tfos_nb.errors import MissingPackage, PlanError
@@ -87,7 +87,7 @@ def _charts(points: Sequence[Point], metrics: str | Sequence[str] | None, by: st
     known = chart_names(points)
     if not known:
         raise PlanError("there is nothing to plot: no metric was reported yet (Keras' fit and ctx.report() report)")
-    wanted = known if metrics is None else [metrics] if isinstance(metrics, str) else list(metrics)
+    wanted = known if metrics is None else _named(metrics)
     wanted = list(dict.fromkeys(name if name in known else name.removeprefix("val_") for name in wanted))
     for name in wanted:
         if name not in known:
@@ -96,6 +96,14 @@ def _charts(points: Sequence[Point], metrics: str | Sequence[str] | None, by: st
         raise PlanError(f"metrics=[] names nothing to plot; there are {', '.join(known)}")
     axis = usual_axis(points) if by is None else check_axis(by)
     return [chart(points, name, axis) for name in wanted]
+
+
+def _named(metrics: Any) -> list[str]:
+    if isinstance(metrics, str):
+        return [metrics]
+    if not isinstance(metrics, Sequence | Set) or not all(isinstance(name, str) for name in metrics):
+        raise PlanError(f"metrics must be the name of a metric or a list of names, such as 'loss', got {metrics!r:.80}")
+    return list(metrics)
 
 
 def _as_png(figure: Any) -> bytes:
@@ -118,7 +126,12 @@ def _draw(axes: Any, one: Chart, log: bool) -> None:
 def _finish(axes: Any, metric: str, by: str, log: bool) -> None:
     axes.set_title(metric.replace("_", " "), loc="left", fontsize=11)
     axes.set_xlabel(by)
-    axes.set_yscale("log" if log else "linear")
+    has_log = log and any(y > 0 for line in axes.lines for y in line.get_ydata())
+    axes.set_yscale("log" if has_log else "linear")
+    if log and not has_log:
+        axes.text(
+            0.99, 0.97, "no value above 0: not logarithmic", transform=axes.transAxes, ha="right", va="top", alpha=0.6
+        )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:

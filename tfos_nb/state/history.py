@@ -74,7 +74,12 @@ class History(Rich, Mapping[str, list[float]]):
         made = cls(chief, max(1, len(steps)))
         made._epochs, made._of_chief, made._reports = list(epochs), list(of_chief), len(of_chief)
         made._steps = {node: deque(reports) for node, reports in steps.items()}
+        made._generation = max((generation for generation, _ in of_chief), default=1)
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it by its parts: it has a lock."""
+        return History.of_parts, self.parts()
 
     def begin_anew(self) -> None:
         """Record that training continues from an earlier state: epochs that are trained again count once."""

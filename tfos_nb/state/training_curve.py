@@ -41,6 +41,7 @@ TRAINING, VALIDATION = "training", "validation"
 """Names of a chart's lines."""
 
 _VALIDATION_PREFIX = "val_"
+_HIGHEST = 1e300  # a chart of larger numbers has a range that no float has
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,14 @@ def _drawn(
             xs.append((_x(last, by) + _x(point, by)) / 2)
             ys.append(math.nan)
         xs.append(_x(point, by))
-        ys.append(point.metrics[metric])
+        ys.append(_drawable(point.metrics[metric]))
         last = point
     return tuple(xs), tuple(ys)
+
+
+def _drawable(number: float) -> float:
+    """Return a number as it is drawn; one that is too large becomes infinite."""
+    return math.copysign(math.inf, number) if abs(number) > _HIGHEST else number
 
 
 def _thinned(points: Sequence[Point], metric: str, most: int) -> Sequence[Point]:

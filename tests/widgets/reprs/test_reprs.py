@@ -220,9 +220,13 @@ def test_a_long_history_shows_its_last_epochs() -> None:
     assert "the last 12 of 500 epochs" in bundle["text/html"]
 
 
-@pytest.mark.parametrize("values", [(math.nan, math.nan), (1.0, math.inf), (1e300, -1e300), (0.0, 0.0), (1e-320, 0.0)])
+@pytest.mark.parametrize(
+    "values", [(math.nan, math.nan), (1.0, math.inf), (1e300, -1e300), (1e308, -1e308), (0.0, 0.0), (1e-320, 0.0)]
+)
 def test_a_chart_accepts_any_numbers(values: tuple[float, ...]) -> None:
-    html = shown(FittedHistory([{"loss": value} for value in values]))["text/html"]
+    history = FittedHistory([{"loss": value} for value in values])
+    html = shown(history)["text/html"]
+    history.plot()._repr_png_()
     assert Page(html).open == []
     assert "nan" not in "".join(part for part in html.split('points="')[1:])
 

@@ -1,0 +1,81 @@
+"""Errors of a user's own Spark action that a cluster has caused: the action raises the cluster's error.
+
+A result of ``cluster.inference`` is computed by the user's action. If the cluster has failed or ended, it cancels the
+action's stage with a reason (:meth:`tfos_nb.spark.session.SparkJobs.cancel_stage`), and Spark raises a
+``Py4JJavaError`` that has it somewhere in pages of Java's stack. PySpark itself converts Java's errors in py4j's
+``get_return_value`` (``pyspark.errors.exceptions.captured.install_exception_handler``); this module adds a step there.
+Over Spark Connect there is no py4j, and the error stays Spark's.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+from tfos_nb.errors import TfosError
+
+__all__ = ["ActionErrors", "action_errors"]
+
+_CANCELLED = "SPARK_JOB_CANCELLED"
+
+
+class ActionErrors:
+    """The reasons of the newest cancellations, at most ``most``, and the errors to raise for them.
+
+    Examples
+    --------
+    >>> errors = ActionErrors(most=2)
+    >>> errors.remember("worker:1: ValueError: no", TfosError("worker:1: ValueError: no"))
+    >>> errors.cause_of("[SPARK_JOB_CANCELLED] Job 3 was cancelled: worker:1: ValueError: no")
+    TfosError('worker:1: ValueError: no')
+    >>> errors.cause_of("[SPARK_JOB_CANCELLED] Job 4 was cancelled by its user")
+    """
+
+    def __init__(self, most: int) -> None:
+        self._known: deque[tuple[str, TfosError]] = deque(maxlen=most)
+        self._lock = threading.Lock()
+
+    def remember(self, reason: str, error: TfosError) -> None:
+        """Raise ``error`` from now on in an action that is cancelled with this reason."""
+        with self._lock:
+            self._known.append((reason.partition("\n")[0], error))
+        self._install()
+
+    def cause_of(self, said: str) -> TfosError | None:
+        """Return the error of the cluster that has cancelled an action, by the text of Spark's error."""
+        if _CANCELLED not in said:
+            return None
+        with self._lock:
+            known = list(reversed(self._known))
+        found = next((error for reason, error in known if reason in said), None)
+        return None if found is None else copy.copy(found)  # it may be raised in several threads
+
+    def _install(self) -> None:
+        """Add the step to py4j, unless it is there: each new session puts PySpark's own back."""
+        gateway: Any = sys.modules.get("py4j.java_gateway")  # not over Spark Connect
+        if gateway is not None and not isinstance(gateway.get_return_value, _Converting):
+            gateway.get_return_value = _Converting(self, gateway.get_return_value)
+
+
+class _Converting:
+    """py4j's function that returns a call's value or raises its error, with this module's step."""
+
+    def __init__(self, known: ActionErrors, before: Any) -> None:
+        self._known = known
+        self._before = before
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return self._before(*arguments, **named)
+        except Exception as error:
+            cause = self._known.cause_of(str(error))
+            if cause is None:
+                raise
+        raise cause
+
+
+action_errors = ActionErrors(most=8)
+"""Those of this process."""
