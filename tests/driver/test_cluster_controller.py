@@ -426,8 +426,8 @@ def test_results_are_kept_as_they_were_returned(make: Callable[..., Cluster]) ->
     assert {name: wire.decode(data) for name, data in cluster.controller.results().items()} == {
         "chief:0": "chief:0", "worker:0": "worker:0", "worker:1": "worker:1",
     }  # fmt: skip
-    assert cluster.controller.is_over("worker:0")
-    assert not cluster.controller.is_over("ps:0")
+    assert cluster.controller.feeds.is_through("worker:0", call=1)
+    assert not cluster.controller.feeds.is_through("ps:0", call=1)
 
 
 def test_the_state_has_the_newest_report_and_the_history_has_each_epochs_end(make: Callable[..., Cluster]) -> None:

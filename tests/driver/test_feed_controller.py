@@ -57,6 +57,24 @@ def test_a_feed_is_announced_and_described_once() -> None:
     assert feed.progress == FeedProgress(0, 0, 0, 3)
 
 
+def test_rows_are_left_until_every_node_has_made_its_passes_or_wants_no_more() -> None:
+    box = Fed(2)
+    call = box.controller.begin_call()
+    assert not box.controller.has_rows_left
+    feed = box.controller.begin(1, False, 1, 1, FeedOf(call))
+    box.open(0)
+    assert box.controller.has_rows_left
+    box.controller.end(feed, 1)
+    box.controller.pass_done(messages.PassDone("worker:0", feed.number, 2, 8))
+    box.controller.pass_done(messages.PassDone("worker:1", feed.number, 1, 8))
+    assert not box.controller.has_made(feed, 2)
+    assert box.controller.has_rows_left
+    box.controller.pass_done(messages.PassDone("worker:1", feed.number, 1, 8, enough=True))
+    assert box.controller.is_through("worker:1", call)
+    assert box.controller.has_made(feed, 2)
+    assert not box.controller.has_rows_left
+
+
 def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     box = Fed(3)
     box.controller.begin(1, False, 1, 1)

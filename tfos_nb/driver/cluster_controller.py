@@ -710,11 +710,6 @@ class ClusterController:
     def _has_rows(self, member: Member) -> bool:
         return self._figures[str(member.node)].has_rows and not member.status.ended
 
-    def is_over(self, node: str) -> bool:
-        """Return whether a node takes no more rows: its main has returned, or it has ended."""
-        with self.changed:
-            return self.membership.members[node].status.ended
-
     def results(self) -> dict[str, bytes]:
         """Return what came back from each node, still encoded."""
         with self.changed:

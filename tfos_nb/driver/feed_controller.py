@@ -248,6 +248,16 @@ class FeedController:
         """Whether a node has said that it wants no more rows of this call of ``train``."""
         return node in self._enough.get(call, ())
 
+    def is_through(self, node: str, call: int) -> bool:
+        """Whether a node takes no more rows of this call of ``train``: it wants none, or its main has ended."""
+        with self._changed:
+            return self.has_enough(node, call) or self._membership.members[node].status.ended
+
+    def has_made(self, feed: Feed, passes: int) -> bool:
+        """Whether each node that was told of a feed has made so many passes over it, or takes no more rows."""
+        nodes = feed.told.intersection(self.nodes)
+        return all(feed.passes_done.get(node, 0) >= passes or self.is_through(node, feed.place.call) for node in nodes)
+
     def end(self, feed: Feed, replays: int) -> None:
         """Tell each node that its share is complete, how many rows it has, and how often to repeat it."""
         with self._changed:
@@ -312,13 +322,7 @@ class FeedController:
     def has_rows_left(self) -> bool:
         """Whether a node has not finished the passes that were announced to it."""
         feed = self.current
-        if feed is None:
-            return False
-        replays, call = feed.replays, feed.place.call
-        return replays is None or any(
-            feed.passes_done.get(node, 0) <= replays and not self.has_enough(node, call)
-            for node in feed.told.intersection(self.nodes)
-        )
+        return feed is not None and (feed.replays is None or not self.has_made(feed, feed.replays + 1))
 
     @property
     def is_half_fed(self) -> bool:

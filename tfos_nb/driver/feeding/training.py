@@ -123,7 +123,7 @@ class Training:
                 self.controller.feeds.end(feed, feed.passes - 1 if kept else 0)
         made = 1 + (feed.replays or 0)
         if feed.epoch + made - 1 == feed.epochs:
-            self._await(feed, lambda: self._made(feed, made))
+            self._await(feed, lambda: self.controller.feeds.has_made(feed, made))
             if feed.error is not None:  # the nodes have restored different states
                 self._fail(feed.error, feed)
         return made
@@ -154,7 +154,7 @@ class Training:
                 return False
             self._check(feed, job, "")
             self.controller.feeds.end(feed, 0)
-            self._await(feed, lambda: self._made(feed, 1))
+            self._await(feed, lambda: self.controller.feeds.has_made(feed, 1))
             return not self.nobody_wants(place.call) or all(feed.passes_done.get(node) for node in self._nodes)
 
     @contextlib.contextmanager
@@ -269,14 +269,6 @@ class Training:
             "as epochs= says. If main waits longer for something else, raise feed_timeout"
         )
 
-    def _made(self, feed: Feed, count: int) -> bool:
-        done = feed.passes_done
-        nodes = feed.told.intersection(self._nodes)
-        return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in nodes)
-
-    def _is_through(self, node: str, feed: Feed) -> bool:
-        return self.controller.is_over(node) or self.controller.feeds.has_enough(node, feed.place.call)
-
     def tell_if_unread(self) -> None:
         """Log a warning if no node took any of the rows that were fed: nothing was trained, and nothing failed."""
         if self.controller.unread and self.outcome.stop is None and self.controller.generation == 1:
@@ -289,7 +281,7 @@ class Training:
     def nobody_wants(self, call: int) -> bool:
         """Whether no node takes rows of this call of ``train`` any more."""
         feeds = self.controller.feeds
-        return all(self.controller.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
+        return all(feeds.is_through(node, call) for node in self._nodes)
 
     @property
     def _nodes(self) -> Sequence[str]:
