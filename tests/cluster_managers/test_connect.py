@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -11,13 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+import tfos_nb
 from tests.cluster_managers.connect_server import connect_server
 from tests.cluster_managers.submit import PROGRAMS
 from tests.conftest import ENVIRONMENT
 from tests.versions import SPARK, connect_client
 from tests.waiting import until
+from tfos_nb.detached import places
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts import connect
 from tfos_nb.spark.contexts.connect import Connect
@@ -58,6 +62,23 @@ def test_a_client_trains_and_its_clusters_fail_stop_and_recover(server: str, tmp
     assert found["alone"] == [0, 1], "programs of two CPUs each, by a profile"
     assert found["gathered"] == [1, 1], "an executor was killed"
     assert found["busy"] == 0
+
+
+@connect_client
+def test_a_detached_cluster_outlives_its_client(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    environment = {**ENVIRONMENT, "XDG_DATA_HOME": str(tmp_path / "data")}
+    command = [sys.executable, str(PROGRAMS / "connect_detach.py"), server, str(tmp_path)]
+    ended = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, f"{ended.stdout}\n{ended.stderr}"
+    cluster = tfos_nb.attach("far")
+    assert cluster.id == (tmp_path / "id").read_text()
+    (tmp_path / "end").touch()
+    cluster.wait(60)
+    assert sum(cluster.results().values()) == 1000
+    psutil.Process(places.find(cluster.id).process.pid).terminate()  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.versions import connect_client
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.copied_session import copied_environment, copied_settings, settings_to_copy
 
@@ -34,12 +38,34 @@ def test_what_belongs_to_the_running_application_is_left_out(settings: dict[str,
     assert settings_to_copy(settings) == kept
 
 
-def test_a_server_of_spark_connect_is_refused_before_there_is_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+class RemoteSession:
+    """What is asked of a session of Spark Connect."""
+
+    def __init__(self, builder: Any) -> None:
+        self.client = SimpleNamespace(_builder=builder)
+        self.conf = SimpleNamespace(getAll={"spark.sql.ansi.enabled": "false", "spark.app.id": "app-1"})
+
+
+@connect_client
+def test_the_server_of_a_spark_connect_session_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    monkeypatch.setattr("tfos_nb.spark.copied_session.is_connect", lambda session: True)
+    url = "sc://host:15003/;token=d34d;user_id=me"
+    session: Any = RemoteSession(DefaultChannelBuilder(url))
+    assert copied_settings(session) == {"spark.remote": url, "spark.sql.ansi.enabled": "false"}
+    with pytest.raises(
+        PlanError, match=r"has a channel of its own.* Make the session with SparkSession.builder.remote"
+    ):
+        copied_settings(cast(Any, RemoteSession(object())))
+    monkeypatch.setenv("SPARK_LOCAL_REMOTE", "1")
+    with pytest.raises(PlanError, match="has started its own Spark Connect server, which ends with it. Connect to a"):
+        copied_settings(session)
+
+
+def test_without_a_session_the_process_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfos_nb.spark.copied_session.active_session", lambda: None)
     assert copied_settings(None) is None
-    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
-    with pytest.raises(PlanError, match="detach: a Spark Connect session belongs to this kernel"):
-        copied_settings(None)
 
 
 def test_databricks_is_refused_with_what_to_do(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

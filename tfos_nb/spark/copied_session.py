@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts.base import is_connect
-from tfos_nb.spark.session import active_session
+from tfos_nb.spark.session import REMOTE, active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,7 @@ _OF_THE_APPLICATION = (
 )
 _LISTENERS = "spark.extraListeners"
 _FILTERS = "spark.ui.filters"  # YARN adds one for the running application
+_OF_A_LOCAL_SERVER = "SPARK_LOCAL_REMOTE"  # set by PySpark where the kernel has started the server
 _ENVIRONMENT = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "JPY_PARENT_PID", "SPARKMONITOR_KERNEL_PORT")
 
 
@@ -32,7 +33,8 @@ def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
     Raises
     ------
     PlanError
-        If the session is one of Spark Connect, whose server ends it with its client, or of Databricks.
+        If the session is of Databricks, or of a Spark Connect server that cannot be found or continue without this
+        process.
     """
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         raise PlanError(
@@ -40,16 +42,28 @@ def copied_settings(spark: SparkSession | None) -> dict[str, str] | None:
             "Run the notebook as a job instead: it continues when the browser is closed"
         )
     session = active_session() if spark is None else spark
-    if session is None and "SPARK_REMOTE" not in os.environ:
+    if session is None:
         return None
-    if session is None or is_connect(session):
+    of_sql = {key: str(value) for key, value in session.conf.getAll.items() if key.startswith("spark.sql.")}
+    if is_connect(session):
+        return {REMOTE: _server_of(session), **settings_to_copy(of_sql)}
+    return settings_to_copy(dict(session.sparkContext.getConf().getAll()) | of_sql)
+
+
+def _server_of(session: Any) -> str:
+    """Return the URL of a session's Spark Connect server, with its token."""
+    if _OF_A_LOCAL_SERVER in os.environ:
         raise PlanError(
-            "detach: a Spark Connect session belongs to this kernel, and its server ends it soon after the kernel. "
-            "Use a session of Spark itself, or launch without detach and leave the kernel running"
+            "detach: this kernel has started its own Spark Connect server, which ends with it. Connect to a server "
+            "that runs by itself, as in SparkSession.builder.remote('sc://host:15002')"
         )
-    settings = dict(session.sparkContext.getConf().getAll())
-    settings.update({key: str(value) for key, value in session.conf.getAll.items() if key.startswith("spark.sql.")})
-    return settings_to_copy(settings)
+    url = getattr(getattr(session.client, "_builder", None), "url", None)  # absent if a program made the channel itself
+    if url is None:
+        raise PlanError(
+            "detach: this Spark Connect session has a channel of its own, which another process cannot make again. "
+            "Make the session with SparkSession.builder.remote(URL)"
+        )
+    return str(url._replace(scheme="sc").geturl())
 
 
 def settings_to_copy(settings: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 import psutil
 import pyspark
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -62,6 +62,7 @@ from tfos_nb.spark.slots import (
 
 __all__ = [
     "LOG_CONF",
+    "REMOTE",
     "Busy",
     "Job",
     "SlotCounts",
@@ -90,6 +91,9 @@ logger = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).parents[1] / "__init__.py")
 LOG_CONF = "spark.tfos_nb.log"
 """Name of the setting that has the path of the embedded Spark's log."""
+
+REMOTE = "spark.remote"
+"""Name of the setting that has the URL of a Spark Connect server."""
 
 _TASK_FAILURES = 4  # as on a real cluster; plain local[N] would give a task only one attempt
 _LOG = "tfos_nb-spark-"
@@ -162,9 +166,24 @@ def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSes
 
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
-    """Start a session with this configuration alone, in a process that has none."""
+    """Start a session with this configuration alone, in a process that has none.
+
+    With ``spark.remote`` it is a session of that Spark Connect server, with those of the settings that it may change.
+    """
+    if REMOTE in settings:
+        return _with_format(_remote_session(settings))
     conf = SparkConf().setAll(list(settings.items()))
     return _with_format(_start_embedded(conf, is_local=settings.get("spark.master", "local").startswith("local")))
+
+
+def _remote_session(settings: Mapping[str, str]) -> SparkSession:
+    session = SparkSession.builder.remote(settings[REMOTE]).getOrCreate()
+    known = session.conf.getAll
+    for key, value in settings.items():
+        if key != REMOTE and known.get(key) != value:
+            with suppress(PySparkException):  # one that only the server's own configuration can have
+                session.conf.set(key, value)
+    return session
 
 
 def end_jvm() -> None:
