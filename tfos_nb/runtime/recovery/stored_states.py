@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _FOLDER, _STATE = "fit", "state"
 _KEPT = 2
+_TOLD_EVERY = 600.0  # seconds between two warnings of failed writes
 
 
 class StoredStates:
@@ -66,6 +67,7 @@ class StoredStates:
         self._every = every
         self._uploads = Uploads(saving)
         self._begun_at = time.monotonic()
+        self._told_at = -_TOLD_EVERY  # when a failure was logged
         self._from = ""  # the state from which this generation has begun; others may be written and not be usable
 
     @property
@@ -84,13 +86,15 @@ class StoredStates:
         try:
             self._uploads.finish()
         except Exception as error:  # noqa: BLE001 - the training goes on without this state
-            _log.warning(
-                "the state of fit could not be written to %s: %s. It is tried again in %g s; until then the training "
-                "could not continue if all nodes were lost at once",
-                self._place,
-                error,
-                self._every,
-            )
+            if time.monotonic() - self._told_at >= _TOLD_EVERY:
+                self._told_at = time.monotonic()
+                _log.warning(
+                    "the state of fit could not be written to %s: %s. It is tried again every %g s; until then the "
+                    "training could not continue if all nodes were lost at once",
+                    self._place,
+                    error,
+                    self._every,
+                )
             return False
         return True
 
