@@ -91,6 +91,7 @@ test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at eve
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --min-workers 1
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --checkpoint-every 5
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --detach
 
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch

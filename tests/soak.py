@@ -4,7 +4,8 @@
 TensorFlow, real signals. It prints each fault and its node, and fails if the count is not exact at the end. With
 ``--fit``, Keras' ``fit`` continues from state in memory. With ``--min-workers 1``, the others do not wait for a lost
 worker. With ``--amid 50``, the state is also saved within the epochs. With ``--checkpoint-every 5``, the chief also
-writes the state of ``fit`` to the disk every five seconds, and at times all hosts are lost at once.
+writes the state of ``fit`` to the disk every five seconds, and at times all hosts are lost at once. With ``--detach``,
+the cluster is detached, the session that launched it ends at once, and each look at it attaches anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ from tests.faults import (
     sum_of_ids,
 )
 from tests.local_cluster import builder, environment
-from tfos_nb import Cluster, launch
+from tfos_nb import Cluster, attach, launch
+from tfos_nb.detached.attached import AttachedCluster
 
 _ROWS = 20_000
 _EPOCHS = 100_000
@@ -58,7 +62,7 @@ _ALL_AT_ONCE = ("all hosts", its_host, signal.SIGKILL, 3)
 class Harm:
     """Causes faults in a cluster for some seconds."""
 
-    cluster: Cluster
+    find: Callable[[], Cluster | AttachedCluster]
     seconds: float
     pick: random.Random
     all_at_once: bool = False
@@ -67,12 +71,13 @@ class Harm:
     def run(self) -> None:
         """Cause a fault every few seconds, until the time is over."""
         until, never = time.monotonic() + self.seconds, threading.Event()
-        while time.monotonic() < until and not self.cluster.state.ended:
+        while time.monotonic() < until and not self.find().state.ended:
             never.wait(self.pick.uniform(3, 15))
             self._hurt()
 
     def _hurt(self) -> None:
-        nodes = [node for node in self.cluster.snapshot().nodes if node.pid and not node.status.ended]
+        cluster = self.find()
+        nodes = [node for node in cluster.snapshot().nodes if node.pid and not node.status.ended]
         if not nodes:
             return
         known = (*_HARM, _ALL_AT_ONCE) if self.all_at_once else _HARM
@@ -83,7 +88,7 @@ class Harm:
                 os.kill(find(node.pid or 0), how)
             except (psutil.Error, ProcessLookupError, StopIteration):
                 return  # it has just ended by itself
-        snapshot, of = self.cluster.snapshot(), ", ".join(node.node for node in hurt)
+        snapshot, of = cluster.snapshot(), ", ".join(node.node for node in hurt)
         self.done.append(name)
         print(f"{time.strftime('%X')} {name} of {of}, generation {snapshot.generation}", flush=True)
 
@@ -101,6 +106,11 @@ def _session() -> SparkSession:
     return session
 
 
+def _rows(spark: SparkSession, fit: bool) -> Any:
+    rows = spark.range(0, _ROWS, 1, 8)
+    return rows.selectExpr("id", "double(0) as y") if fit else rows
+
+
 def run(given: argparse.Namespace) -> int:
     """Train, cause faults and check the count; return the exit code."""
     minutes, epochs, fit = given.minutes, given.epochs, given.fit
@@ -114,12 +124,18 @@ def run(given: argparse.Namespace) -> int:
         options |= {"min_workers": given.min_workers, "checkpoint_every": given.checkpoint_every}
         if given.amid:
             args["amid"] = given.amid
-        cluster = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
-        harm = Harm(cluster, minutes * 60, pick, all_at_once=given.checkpoint_every is not None)
+        if given.detach:
+            options |= {"detach": True, "data": partial(_rows, fit=fit), "epochs": epochs, "keep": 0}
+        cluster: Any = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
+        find = partial(attach, cluster.id) if given.detach else lambda: cluster
+        harm = Harm(find, minutes * 60, pick, all_at_once=given.checkpoint_every is not None)
         threading.Thread(target=harm.run, daemon=True).start()
-        with cluster:
-            rows = spark.range(0, _ROWS, 1, 8)
-            cluster.train(rows.selectExpr("id", "double(0) as y") if fit else rows, epochs=epochs)
+        if given.detach:
+            spark.stop()
+            cluster.wait()
+        else:
+            with cluster:
+                cluster.train(_rows(spark, fit), epochs=epochs)
         total, generation, passes = cluster.result()
         passes = epochs if fit else passes
     spark.stop()
@@ -138,6 +154,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="train by Keras' fit, whose state is in memory alone")
     parser.add_argument("--min-workers", type=int, help="do not wait for a lost worker")
     parser.add_argument("--checkpoint-every", type=float, help="write fit's state so often, and hurt all hosts at once")
+    parser.add_argument("--detach", action="store_true", help="hurt a detached cluster, without the session's Spark")
     parser.add_argument("--amid", type=int, help="save after so many batches, too, and not after an epoch alone")
     sys.exit(run(parser.parse_args()))
 
