@@ -57,6 +57,7 @@ CLUSTER_TRANSITIONS: Mapping[ClusterStatus, Mapping[ClusterStatus, str]] = Mappi
 """The allowed changes of a cluster's status, with the cause of each."""
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
+_SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 3.0  # seconds in which Spark may start a lost node's replacement
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
@@ -121,6 +122,7 @@ class ClusterLifecycle:
         self._settings = settings
         self._started_at: float | None = None
         self._ended_at: float | None = None
+        self._starts_within = _LONGEST_WAIT
         self._stopped = False
         self._at_end: list[Callable[[], object]] = []
         self._at_outcome: list[Callable[[], object]] = []
@@ -241,12 +243,19 @@ class ClusterLifecycle:
         if not self._outcome.wait_for(lambda: self._controller.all_reserved, timeout):
             return self._outcome.rendezvous_timeout(timeout, self._address)
         controller = self._controller
+        if controller.rendezvous == 1:
+            self._starts_within = min(_LONGEST_WAIT, max(_SHORTEST_WAIT, self.elapsed))
         self._outcome.wait_for(lambda: controller.all_returned or controller.has_pending, None)
         return self._outcome.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
-        """Continue without nodes that do not come back in time, as soon as the others are enough."""
+        """Continue without nodes that do not come back in time, as soon as the others are enough.
+
+        If Spark starts the replacement of a lost node as quickly as the first nodes, it is waited for: all nodes would
+        start again for one that joins later.
+        """
         self._outcome.wait_for(lambda: not self._controller.some_are_coming, _PATIENCE)
+        self._outcome.wait_for(lambda: self._controller.all_reserved, self._starts_within)
         enough = self._outcome.wait_for(lambda: self._controller.are_enough(least), timeout)
         if enough and not self._outcome.failing and self._outcome.lost_job is None:
             without = ", ".join(self._controller.continue_without_missing())
