@@ -237,6 +237,9 @@ def test_a_main_that_raises_ends_the_users_job_and_frees_its_slots(spark: SparkS
     for action in (answers.collect, answers.count, answers.rdd.map(len).sum):
         with pytest.raises(errors.NodeFailed, match="this row is bad"):
             action()  # computed again, after the cluster has failed
+    spark.newSession()  # puts PySpark's own conversion of errors back
+    with pytest.raises(errors.NodeFailed, match="this row is bad"):
+        answers.collect()
     with pytest.raises(errors.NodeFailed, match="this row is bad"), pytest.warns(UserWarning, match="toPandas"):
         answers.toPandas()
     launch(returning_at_once, workers=2, spark=spark, name="next").wait()

@@ -29,8 +29,10 @@ _IN_A_URL = re.compile(
 )
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&<>-][^\s'\",;&<>]*)"
 _OPTION = re.compile(rf"(?P<name>(?:^|(?<=\s))--?[\w-]+(?:=|\s+))(?P<value>{_VALUE})")
+_REST = r"(?:[,&][^\s'\",;&<>=:]+(?![^\s,;&]*[=:]))*"  # of a value with commas; another name may follow one
 _ASSIGNED = re.compile(
-    rf"(?P<name>\b(?!(?i:authorization)\b)[A-Za-z][\w.-]*['\"]?\s*(?:=|:(?!//))\s*)(?P<value>{_VALUE})"
+    r"(?P<name>\b(?!(?i:authorization)\b)[A-Za-z][\w.-]*['\"]?\s*(?:=|:(?!//))\s*)"
+    rf"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&][^\s'\",;&>]*{_REST})"
 )
 _IN_A_HEADER = re.compile(
     r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8})|\bbasic\s+(?=[a-z0-9+/]*[\d=])(?=[\w+/=]{8}))"
@@ -44,6 +46,7 @@ _OF_A_SERVICE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*(?:-----END [A-Z ]*PRIVATE KEY-----)?",
     re.DOTALL,
 )
+_COOKIES = re.compile(r"(?i)(\bcookie\s*:\s*)[^\r\n'\"]+")
 _PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
 _OF_ORACLE = re.compile(r"(?i)(?<=\bjdbc:oracle:)(\w+:)[^\s@]+@")
 
@@ -126,13 +129,19 @@ def without_secrets(text: str) -> str:
     text = _OF_ORACLE.sub(rf"\1{HIDDEN}@", _PASSWORD_WITH_SLASH.sub(f"//{HIDDEN}@", text))
     text = _OF_A_SERVICE.sub(HIDDEN, without_password(text))
     text = _USER_OPTION.sub(rf"\g<name>{HIDDEN}", text)
-    for one in (_IN_A_URL, _IN_A_HEADER):
+    for one in (_IN_A_URL, _IN_A_HEADER, _COOKIES):
         text = one.sub(rf"\1{HIDDEN}", text)
     for one in (_OPTION, _ASSIGNED):
-        text = one.sub(_without_secret, text)
+        text = _without_named(one, text)
     return text
 
 
-def _without_secret(found: re.Match[str]) -> str:
-    name, value = found["name"], found["value"]
-    return name + (HIDDEN if hides(name.strip(" =:'\""), value.strip("'\"")) else value)
+def _without_named(pattern: re.Pattern[str], text: str) -> str:
+    """Hide the values of secret names. Another name's value may itself be a name with a value."""
+    kept, at = list[str](), 0
+    while found := pattern.search(text, at):
+        begin, end = found.span("value")
+        is_hidden = hides(found["name"].strip(" =:'\""), found["value"].strip("'\""))
+        kept += [text[at:begin], HIDDEN if is_hidden else ""]
+        at = end if is_hidden else begin
+    return "".join([*kept, text[at:]])

@@ -299,6 +299,14 @@ def test_a_write_that_failed_goes_on_in_the_same_run_also_in_another_process(ser
     assert tfos_nb.mlflow.log(whole, experiment="resumed") != writer.run_id, "a run that is whole is not changed"
 
 
+def test_logging_again_to_an_active_run_adds_only_what_is_new(server: Server) -> None:
+    whole = replace(a_run(), epochs=tuple({"epoch": epoch, "loss": 1 / epoch} for epoch in (1, 2, 3)))
+    with mlflow.start_run() as active:
+        for count in (2, 3, 3):
+            assert tfos_nb.mlflow.log(replace(whole, epochs=whole.epochs[:count])) == active.info.run_id
+    assert server.history(active.info.run_id, "loss") == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
+
+
 def test_a_run_that_still_goes_on_stays_running_until_it_is_logged_again(server: Server) -> None:
     whole = a_run()
     running = replace(whole, status="RUNNING", updated=time.time(), process=None)
@@ -366,10 +374,13 @@ def test_a_deleted_experiment_is_named(server: Server) -> None:
 
 def test_odd_numbers_and_names_are_logged(server: Server) -> None:
     odd = {"epoch": 1, "top@5": 0.5, "loss": math.nan, "a/../b": 1.0, "loss/": 2.0, "/x//y": 3.0, "..": 4.0}
+    odd |= {"top_5": 0.7, "n" * 300: 6.0}
     long = {f"argument {number}": "x" * 600 for number in range(150)}
     run = replace(a_run(arguments=long), epochs=(odd,), points=(Point(1, 1, {"loss": math.nan}, True),))
     found = server.run(tfos_nb.mlflow.log(run))
     assert [found["metrics"][name] for name in ("top_5", "a/_/b", "loss/_", "x/_/y", "_")] == [0.5, 1, 2, 3, 4]
+    (cut,) = (name for name in found["metrics"] if name.startswith("nnn"))
+    assert (found["metrics"]["top_5_"], found["metrics"][cut]) == (0.7, 6.0)
     assert math.isnan(float(found["metrics"]["loss"]))
     assert len(found["params"]) == 150 + 1
 

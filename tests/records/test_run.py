@@ -163,6 +163,10 @@ def test_secrets_in_urls_are_hidden(text: str) -> None:
         *("train --password 'd34d x'", "X-Api-Key: d34d", "Basic bWU6ZDM0ZA==d34d", "amqp://me:d3@d34d@h"),
         *("jdbc:oracle:thin:me/d34d@//db", "s3://h/?user=a&passphrase=d34d", "https://h/x#access_token=d34d"),
         [{"name": "password", "value": "d34d"}],
+        *("ValueError: password=d34d", "RuntimeError: api_key=d34d", 'KeyError: "password=d34d"', "dsn=password=d34d"),
+        *("INFO:root:password=d34d", "PYSPARK: spark.x.password=d34d", "args: Namespace(password='d34d')"),
+        *("Failed: password: d34d", "Cookie: session=d34d; other=d34d", "password=a,d34d", "password=a&d34d"),
+        *("password=-d34d", "password=<d34d>", "error: conn: token: 'd34d'"),
     ],
 )
 def test_secrets_in_options_and_headers_are_hidden(argument: Any) -> None:

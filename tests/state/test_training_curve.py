@@ -131,9 +131,9 @@ def test_a_notebook_shows_a_figure_without_pyplot(history: History) -> None:
 def test_a_metric_without_a_value_above_0_is_drawn_on_a_linear_axis() -> None:
     pytest.importorskip("matplotlib")
     history = History("worker:0")
-    history.record("worker:0", StepReport(1, metrics={"loss": 0.5, "elbo": -3.0}, epoch_end=True))
-    loss, elbo = history.plot(log=True).axes
-    assert (loss.get_yscale(), elbo.get_yscale()) == ("log", "linear")
+    history.record("worker:0", StepReport(1, metrics={"loss": 0.5, "elbo": -3.0, "kl": math.inf}, epoch_end=True))
+    loss, elbo, kl = history.plot(log=True).axes
+    assert (loss.get_yscale(), elbo.get_yscale(), kl.get_yscale()) == ("log", "linear", "linear")
     assert [text.get_text() for text in elbo.texts] == ["no value above 0: not logarithmic"]
 
 

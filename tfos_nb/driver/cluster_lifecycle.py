@@ -273,8 +273,8 @@ class ClusterLifecycle:
             self._jobs.cancel_all()  # tasks that wait for a slot would start nodes without a cluster
         if error is not None:
             with self._changed:
-                action_errors.remember(str(error), error)
-                self._controller.answering.end(str(error), self._jobs.cancel_stage, at_once=True)
+                reason = action_errors.reason_for(error)
+                self._controller.answering.end(reason, self._jobs.cancel_stage, at_once=True)
             self._controller.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
             self._stopped = True  # when a stop is requested later, every main has returned: nothing is left to stop
@@ -301,9 +301,8 @@ class ClusterLifecycle:
             self._door.close()
             return
         if error is None:
-            reason = f"cluster {self._name} has ended: {COMPUTED_LATE}"
+            reason = action_errors.reason_for(ClusterClosed(f"cluster {self._name} has ended: {COMPUTED_LATE}"))
             with self._changed:
-                action_errors.remember(reason, ClusterClosed(reason))
                 answering.end(reason, self._jobs.cancel_stage, at_once=False)
         self._door.close_tunnel()
         ended_doors.keep(self._door.close)

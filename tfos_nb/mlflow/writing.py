@@ -72,7 +72,8 @@ class RunWriter:
         self._is_described = False  # has its tags and parameters
         self._refused = set[str]()  # metrics
         self._logged: dict[int, dict[str, Any]] = {}  # epochs, by their steps
-        self._there: dict[str, dict[int, float]] = {}  # what an earlier process has logged: metrics' values by step
+        self._there: dict[str, dict[int, float]] = {}  # what another writer has logged: metrics' values by step
+        self._names: dict[str, str] = {}  # of metrics, in MLflow
         self._until = 0.0  # when the last of them had ended at the latest, in seconds since 1970
         self.run_id = ""
 
@@ -90,14 +91,12 @@ class RunWriter:
 
     def _begin(self, run: Run) -> None:
         self._client = load_mlflow().MlflowClient(tracking_uri=self._to.tracking_uri)
-        self._is_own = not self._to.run_id or self._to.is_nested or self._is_taken(run)
-        if not self._is_own:
-            self.run_id = self._to.run_id
-        elif left := self._unfinished(run):
-            self._there = self._metrics_of(left, run)
-            self.run_id = left
-        else:
-            self.run_id = self._new_run(run)
+        logged_there = self._run_logged_there() if self._to.run_id and not self._to.is_nested else None
+        self._is_own = logged_there not in ("", run.id)  # parameters cannot change, so a second cluster gets its own
+        begun = self._unfinished(run) if self._is_own else self._to.run_id
+        if begun:
+            self._read_metrics(begun, run)
+        self.run_id = begun or self._new_run(run)
 
     def _describe(self, run: Run) -> None:
         for name, value in _tags(run).items():
@@ -128,10 +127,9 @@ class RunWriter:
             first = without_password(next(iter(refused.values())))
             logger.warning("MLflow did not take the %s %s: %s", kind, ", ".join(refused), first)
 
-    def _is_taken(self, run: Run) -> bool:
-        """Return whether another cluster was logged to the user's run already."""
-        tags: Mapping[str, str] = self._client.get_run(self._to.run_id).data.tags
-        return tags.get(RUN_TAG, run.id) != run.id
+    def _run_logged_there(self) -> str:
+        """Return the id of the cluster that was logged to the user's run already; empty if none was."""
+        return str(self._client.get_run(self._to.run_id).data.tags.get(RUN_TAG, ""))
 
     def _unfinished(self, run: Run) -> Any:
         """Return the run that an earlier call has begun for this cluster, and could not end; empty if there is none."""
@@ -143,9 +141,21 @@ class RunWriter:
         )
         return next(left, "")
 
-    def _metrics_of(self, run_id: str, run: Run) -> dict[str, dict[int, float]]:
-        names = {_name(name) for epoch in run.epochs for name in epoch if name != "epoch"}
-        return {name: {one.step: one.value for one in self._client.get_metric_history(run_id, name)} for name in names}
+    def _read_metrics(self, run_id: str, run: Run) -> None:
+        """Read what was logged of this cluster before, by another writer."""
+        for name in dict.fromkeys(name for epoch in run.epochs for name in epoch if name != "epoch"):
+            found = self._client.get_metric_history(run_id, self._metric_name(name))
+            self._there[name] = {one.step: one.value for one in found}
+            self._until = max([self._until, *(one.timestamp / 1000 for one in found)])
+
+    def _metric_name(self, name: str) -> str:
+        """Return a metric's name in MLflow; two metrics never have the same."""
+        if name not in self._names:
+            made = _name(name)
+            while made in self._names.values():
+                made += "_"
+            self._names[name] = made
+        return self._names[name]
 
     def _new_run(self, run: Run) -> str:
         tags = {"mlflow.runName": run.name, _SOURCE_TAG: _SOURCE, RUN_TAG: run.id}
@@ -178,11 +188,11 @@ class RunWriter:
         ]
         began, ended = self._until or run.started, run.started + run.seconds
         metrics = [
-            metric(_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), step)
+            metric(self._metric_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), step)
             for place, (step, epoch) in enumerate(fresh, 1)  # when each of several epochs ended is not known
             for name, value in epoch.items()
-            if name != "epoch" and _name(name) not in self._refused
-            if self._there.get(_name(name), {}).get(step) != value
+            if name != "epoch" and self._metric_name(name) not in self._refused
+            if self._there.get(name, {}).get(step) != value
         ]
         refused = self._log("metrics", metrics, _METRICS_IN_A_BATCH)
         self._tell_refused("metrics", refused)
@@ -267,7 +277,7 @@ def _name(name: str) -> str:
     >>> _name("top@5"), _name("val_loss"), _name("/a/../b"), _name("loss/")
     ('top_5', 'val_loss', 'a/_/b', 'loss/_')
     """
-    parts = clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME).lstrip("/").split("/")
+    parts = _NOT_IN_NAMES.sub("_", clip(name, _LONGEST_NAME)).lstrip("/").split("/")
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
 

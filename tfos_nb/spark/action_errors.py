@@ -4,7 +4,7 @@ A result of ``cluster.inference`` is computed by the user's action. If the clust
 action's stage with a reason (:meth:`tfos_nb.spark.session.SparkJobs.cancel_stage`), and Spark raises a
 ``Py4JJavaError`` that has it somewhere in pages of Java's stack. PySpark itself converts Java's errors in py4j's
 ``get_return_value`` (``pyspark.errors.exceptions.captured.install_exception_handler``); this module adds a step there.
-Over Spark Connect there is no py4j, and the error stays Spark's.
+A mark in the reason says which error it is. Over Spark Connect there is no py4j, and the error stays Spark's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import uuid
 from collections import deque
 from typing import Any
 
@@ -19,45 +20,43 @@ from tfos_nb.errors import TfosError
 
 __all__ = ["ActionErrors", "action_errors"]
 
-_CANCELLED = "SPARK_JOB_CANCELLED"
-
 
 class ActionErrors:
-    """The reasons of the newest cancellations, at most ``most``, and the errors to raise for them.
+    """The errors to raise for the newest cancellations, at most ``most``.
 
     Examples
     --------
     >>> errors = ActionErrors(most=2)
-    >>> errors.remember("worker:1: ValueError: no", TfosError("worker:1: ValueError: no"))
-    >>> errors.cause_of("[SPARK_JOB_CANCELLED] Job 3 was cancelled: worker:1: ValueError: no")
+    >>> reason = errors.reason_for(TfosError("worker:1: ValueError: no"))
+    >>> errors.cause_of(f"[SPARK_JOB_CANCELLED] Job 3 was cancelled: {reason}")
     TfosError('worker:1: ValueError: no')
-    >>> errors.cause_of("[SPARK_JOB_CANCELLED] Job 4 was cancelled by its user")
+    >>> errors.cause_of("[SPARK_JOB_CANCELLED] Job 4 was cancelled by its user: worker:1: ValueError: no")
     """
 
     def __init__(self, most: int) -> None:
         self._known: deque[tuple[str, TfosError]] = deque(maxlen=most)
         self._lock = threading.Lock()
 
-    def remember(self, reason: str, error: TfosError) -> None:
-        """Raise ``error`` from now on in an action that is cancelled with this reason."""
+    def reason_for(self, error: TfosError) -> str:
+        """Return the reason of a cancellation after which the user's action raises ``error``."""
+        mark = f"[tfos_nb {uuid.uuid4().hex}]"
         with self._lock:
-            self._known.append((reason.partition("\n")[0], error))
+            self._known.append((mark, error))
         self._install()
+        return f"{error}\n{mark}"
 
     def cause_of(self, said: str) -> TfosError | None:
         """Return the error of the cluster that has cancelled an action, by the text of Spark's error."""
-        if _CANCELLED not in said:
-            return None
         with self._lock:
-            known = list(reversed(self._known))
-        found = next((error for reason, error in known if reason in said), None)
+            found = next((error for mark, error in self._known if mark in said), None)
         return None if found is None else copy.copy(found)  # it may be raised in several threads
 
     def _install(self) -> None:
-        """Add the step to py4j, unless it is there: each new session puts PySpark's own back."""
-        gateway: Any = sys.modules.get("py4j.java_gateway")  # not over Spark Connect
-        if gateway is not None and not isinstance(gateway.get_return_value, _Converting):
-            gateway.get_return_value = _Converting(self, gateway.get_return_value)
+        """Add the step to py4j, unless it is there, also to the function that PySpark wraps for each new session."""
+        for name in ("py4j.protocol", "py4j.java_gateway"):
+            module: Any = sys.modules.get(name)  # not over Spark Connect
+            if module is not None and not isinstance(module.get_return_value, _Converting):
+                module.get_return_value = _Converting(self, module.get_return_value)
 
 
 class _Converting:

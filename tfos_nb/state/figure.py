@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -126,7 +127,7 @@ def _draw(axes: Any, one: Chart, log: bool) -> None:
 def _finish(axes: Any, metric: str, by: str, log: bool) -> None:
     axes.set_title(metric.replace("_", " "), loc="left", fontsize=11)
     axes.set_xlabel(by)
-    has_log = log and any(y > 0 for line in axes.lines for y in line.get_ydata())
+    has_log = log and any(0 < y < math.inf for line in axes.lines for y in line.get_ydata())
     axes.set_yscale("log" if has_log else "linear")
     if log and not has_log:
         axes.text(

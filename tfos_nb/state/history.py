@@ -73,7 +73,9 @@ class History(Rich, Mapping[str, list[float]]):
         """Return the history of these parts."""
         made = cls(chief, max(1, len(steps)))
         made._epochs, made._of_chief, made._reports = list(epochs), list(of_chief), len(of_chief)
-        made._steps = {node: deque(reports) for node, reports in steps.items()}
+        made._steps = {
+            node: deque(reports, _STEPS_KEPT if node == chief else made._each) for node, reports in steps.items()
+        }
         made._generation = max((generation for generation, _ in of_chief), default=1)
         return made
 
