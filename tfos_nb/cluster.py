@@ -585,8 +585,9 @@ class Cluster(Rich):
         Notes
         -----
         The results are computed when somebody asks for them, by a Spark job of the user's. If a node fails meanwhile,
-        that job is cancelled, and its error contains the node's. A ``with`` block of the cluster then raises the
-        node's own error. Over Spark Connect a job cannot be cancelled from here: Spark tries each task four times.
+        that job is cancelled, and the user's action raises the node's error. After the cluster's end an action raises
+        ClusterClosed, or the error that ended it. For this, the ports of the last 16 such clusters stay open. Over
+        Spark Connect a job cannot be cancelled from here: Spark tries each task four times, and raises its own error.
 
         Examples
         --------

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -32,6 +33,7 @@ from tfos_nb.mlflow import destination, following, writing
 from tfos_nb.mlflow.destination import Destination
 from tfos_nb.mlflow.following import RunNotLogged
 from tfos_nb.mlflow.writing import RunWriter
+from tfos_nb.records import recorder
 from tfos_nb.state.training_curve import Point
 
 mlflow = pytest.importorskip("mlflow")
@@ -314,6 +316,28 @@ def test_a_run_that_still_goes_on_stays_running_until_it_is_logged_again(server:
     assert server.run(run_id)["status"] == "RUNNING"
     assert tfos_nb.mlflow.log(whole, experiment="going on") == run_id
     assert server.run(run_id)["status"] == "FINISHED"
+
+
+def test_logging_a_run_whose_last_write_is_late_waits_for_it(
+    spark: SparkSession, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    def hang(uri: str) -> None:
+        answers.wait(60)
+
+    monkeypatch.setattr(writing, "check_server", hang)
+    monkeypatch.setattr(recorder, "_LAST_WITHIN", 0.3)
+    with caplog.at_level(logging.WARNING):
+        options = {"spark": spark, "input_mode": "tensorflow", "mlflow": "late write", "name": "slow"}
+        with launch(reporting, {"loss": 1.0}, **options) as cluster:
+            pass
+    assert "MLflow's server did not take the run's outcome within" in caplog.text
+    threading.Timer(0.5, answers.set).start()
+    run_id = tfos_nb.mlflow.log(cluster, experiment="late write")
+    assert server.runs_of("late write") == [run_id]
+    assert server.run(run_id)["status"] == "FINISHED"
+    assert server.history(run_id, "loss") == [(1, 1.0), (2, 0.5)]
 
 
 def test_a_refused_metric_does_not_affect_the_others(

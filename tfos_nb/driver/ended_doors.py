@@ -51,5 +51,5 @@ class EndedDoors:
         return bool(closes)
 
 
-ended_doors = EndedDoors(most=4)
+ended_doors = EndedDoors(most=16)
 """Those of this process."""

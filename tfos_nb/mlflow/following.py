@@ -90,11 +90,20 @@ class Follower:
         """
         if not self._recorder.finish():
             if self._recorder.is_late:
+                _late[self._cluster.run.id] = self
                 logger.warning(_LATE)
             return
         model = _model_of(self._result(), self._cluster.model_dir)
         if model and self._cluster.run.outcome == "done" and self.logs_model:
             _log_model(self._to.tracking_uri, self._writer.run_id, model, _rows(self._frame), self._environment)
+
+    def run_id(self, within: float) -> str:
+        """Return MLflow's id of the run, once a late write has logged all of it; empty if it does not."""
+        return self._writer.run_id if self._recorder.has_written(within) else ""
+
+
+_late: dict[str, Follower] = {}
+"""Those whose last write took too long, by the cluster's id. It may still end, so nobody else writes meanwhile."""
 
 
 def follower(option: Any) -> Follower | None:
@@ -174,11 +183,15 @@ def log(
         raise PlanError(f"run must be a Run, such as tfos_nb.runs()[0], or a cluster, got {run!r:.80}")
     destination = find_destination(check_option(True if experiment is None else experiment))
     assert destination is not None
-    writer = RunWriter(destination, run._html)
-    _write_in_time(writer, record)
+    late = _late.pop(record.id, None)
+    run_id = "" if late is None else late.run_id(_ANSWERS_WITHIN)
+    if not run_id:
+        writer = RunWriter(destination, run._html)
+        _write_in_time(writer, record)
+        run_id = writer.run_id
     if model is not None:
-        log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
-    return writer.run_id
+        log_model(destination.tracking_uri, run_id, os.fspath(model), _rows(rows, inputs), {})
+    return run_id
 
 
 def _write_in_time(writer: RunWriter, record: Run) -> None:

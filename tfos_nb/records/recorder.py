@@ -68,6 +68,11 @@ class RunRecorder:
         self.is_late = self._thread.is_alive()
         return not self.is_late and not self.failed
 
+    def has_written(self, within: float) -> bool:
+        """Wait for the last write, in a later call than ``finish``; return whether it succeeded."""
+        self._thread.join(within)
+        return not self._thread.is_alive() and not self.failed
+
     def _keep(self) -> None:
         self._write(self._run())
         while not self._over.wait(_WRITES):

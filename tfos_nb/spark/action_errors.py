@@ -76,5 +76,5 @@ class _Converting:
         raise cause
 
 
-action_errors = ActionErrors(most=8)
+action_errors = ActionErrors(most=32)
 """Those of this process."""
