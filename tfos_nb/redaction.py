@@ -27,13 +27,11 @@ _LONG_NUMBER = 6  # digits
 _IN_A_URL = re.compile(
     r"(?i)([?&;#](?:[\w-]*(?:password|passwd|passphrase|pwd|token|secret|signature|credential|key)|sig)=)[^&;\s'\"]*"
 )
-_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&<>-][^\s'\",;&<>]*)"
-_OPTION = re.compile(rf"(?P<name>(?:^|(?<=\s))--?[\w-]+(?:=|\s+))(?P<value>{_VALUE})")
+_OPTION = re.compile(r"(?:^|(?<=\s))--?[\w-]{1,200}(?:=|\s+)")
+_OPTIONS_VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s'\",;&<>-][^\s'\",;&<>]*")
+_ASSIGNED = re.compile(r"\b(?!(?i:authorization)\b)[A-Za-z][\w.-]{0,200}['\"]?\s*(?:=|:(?!//))\s*")
 _REST = r"(?:[,&][^\s'\",;&<>=:]+(?![^\s,;&]*[=:]))*"  # of a value with commas; another name may follow one
-_ASSIGNED = re.compile(
-    r"(?P<name>\b(?!(?i:authorization)\b)[A-Za-z][\w.-]*['\"]?\s*(?:=|:(?!//))\s*)"
-    rf"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&][^\s'\",;&>]*{_REST})"
-)
+_ASSIGNED_VALUE = re.compile(rf"'[^']*'|\"[^\"]*\"|[^\s'\",;&][^\s'\",;&>]*{_REST}")
 _IN_A_HEADER = re.compile(
     r"(?i)(\bauthorization\s*[:=]\s*(?:\w+\s+)?|\bbearer\s+(?=[\w.~+/=-]{8})|\bbasic\s+(?=[a-z0-9+/]*[\d=])(?=[\w+/=]{8}))"
     r"[^\s'\"]+"
@@ -131,17 +129,19 @@ def without_secrets(text: str) -> str:
     text = _USER_OPTION.sub(rf"\g<name>{HIDDEN}", text)
     for one in (_IN_A_URL, _IN_A_HEADER, _COOKIES):
         text = one.sub(rf"\1{HIDDEN}", text)
-    for one in (_OPTION, _ASSIGNED):
-        text = _without_named(one, text)
+    for names, values in ((_OPTION, _OPTIONS_VALUE), (_ASSIGNED, _ASSIGNED_VALUE)):
+        text = _without_named(names, values, text)
     return text
 
 
-def _without_named(pattern: re.Pattern[str], text: str) -> str:
-    """Hide the values of secret names. Another name's value may itself be a name with a value."""
-    kept, at = list[str](), 0
-    while found := pattern.search(text, at):
-        begin, end = found.span("value")
-        is_hidden = hides(found["name"].strip(" =:'\""), found["value"].strip("'\""))
-        kept += [text[at:begin], HIDDEN if is_hidden else ""]
-        at = end if is_hidden else begin
-    return "".join([*kept, text[at:]])
+def _without_named(names: re.Pattern[str], values: re.Pattern[str], text: str) -> str:
+    """Hide the values of secret names. What follows another name may itself be a name with a value."""
+    kept, at, done = list[str](), 0, 0
+    while found := names.search(text, at):
+        at = found.end()
+        words = _words(found.group())
+        value = values.match(text, at) if _SECRET.search(words) or _SECRET_NUMBER.search(words) else None
+        if value is not None and hides(words, value.group().strip("'\"")):
+            kept += [text[done:at], HIDDEN]
+            at = done = value.end()
+    return "".join([*kept, text[done:]])

@@ -202,13 +202,13 @@ class RunWriter:
 
     def _end(self, run: Run) -> None:
         client = self._client
-        client.set_tag(self.run_id, _OUTCOME_TAG, run.outcome)
         client.set_tag(self.run_id, "tfos_nb.rows", str(run.rows))
         if run.error:
             client.set_tag(self.run_id, "tfos_nb.error", clip(run.error, 4_000))
         if self._is_own:
             status = _OUTCOMES.get(run.status, "KILLED")
             client.set_terminated(self.run_id, status, end_time=int((run.started + run.seconds) * 1000))
+        client.set_tag(self.run_id, _OUTCOME_TAG, run.outcome)  # at last: a run without it is begun and not ended
         try:
             client.log_text(self.run_id, to_json(run), "tfos_nb/run.json")
             page = self._page() if self._page is not None else None
