@@ -35,15 +35,20 @@ def server(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield url
 
 
-def run(program: str, server: str, folder: Path) -> dict[str, Any]:
-    """Run a client in a process of its own; return the results in its last line."""
-    environment = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
+def ended(program: str, server: str, folder: Path, code: int = 0, **variables: str) -> str:
+    """Run a client in a process of its own, which must end with this code; return its output."""
+    environment = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
     command = [sys.executable, str(PROGRAMS / program), server, str(folder)]
-    ended = subprocess.run(
+    client = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert client.returncode == code, f"{client.stdout}\n{client.stderr}"
+    return client.stdout
+
+
+def run(program: str, server: str, folder: Path) -> dict[str, Any]:
+    """Run a client in a process of its own; return the results in its last line."""
+    found: dict[str, Any] = json.loads(ended(program, server, folder).splitlines()[-1])
     return found
 
 
@@ -66,13 +71,9 @@ def test_a_client_trains_and_its_clusters_fail_stop_and_recover(server: str, tmp
 
 @connect_client
 def test_a_detached_cluster_outlives_its_client(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    environment = {**ENVIRONMENT, "XDG_DATA_HOME": str(tmp_path / "data")}
-    command = [sys.executable, str(PROGRAMS / "connect_detach.py"), server, str(tmp_path)]
-    ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL, f"{ended.stdout}\n{ended.stderr}"
+    data = str(tmp_path / "data")
+    monkeypatch.setenv("XDG_DATA_HOME", data)
+    ended("connect_detach.py", server, tmp_path, -signal.SIGKILL, XDG_DATA_HOME=data)
     cluster = tfos_nb.attach("far")
     assert cluster.id == (tmp_path / "id").read_text()
     (tmp_path / "end").touch()

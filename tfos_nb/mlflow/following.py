@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from tfos_nb.mlflow.writing import RunWriter
 from tfos_nb.records.recorder import RunRecorder
 from tfos_nb.records.run import Run
 from tfos_nb.redaction import without_password
+from tfos_nb.runtime.storage.remote import Unreachable, answered_within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +99,7 @@ class Follower:
 
     def run_id(self, within: float) -> str:
         """Return MLflow's id of the run, once a late write has logged all of it; empty if it does not."""
-        return self._writer.run_id if self._recorder.has_written(within) else ""
+        return self._writer.run_id if self._recorder.finish(within) else ""
 
 
 _late: dict[str, Follower] = {}
@@ -196,32 +196,20 @@ def log(
 
 def _write_in_time(writer: RunWriter, record: Run) -> None:
     """Write a run, or raise: MLflow's client alone waits for hours for a server that takes requests and hangs."""
-    failed: list[BaseException] = []
+    try:
+        answered_within(_ANSWERS_WITHIN, "MLflow", partial(writer.write, record))
+    except (PlanError, MissingPackage):
+        raise
+    except Unreachable:
+        raise _not_logged(record, writer, f" within {_ANSWERS_WITHIN:g} s", "the server answers") from None
+    except Exception as error:
+        why = without_password(str(error).strip().partition("\n")[0]) or type(error).__name__
+        raise _not_logged(record, writer, f": {why.rstrip('.')}", "this is mended") from error
 
-    def write() -> None:
-        try:
-            writer.write(record)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-            failed.append(error)
 
-    thread = threading.Thread(target=write, name="tfos_nb logs a run", daemon=True)
-    thread.start()
-    thread.join(_ANSWERS_WITHIN)
+def _not_logged(record: Run, writer: RunWriter, why: str, when: str) -> RunNotLogged:
     begun = f" Its first part is run {writer.run_id}; the next call goes on with it." if writer.run_id else ""
-    if thread.is_alive():
-        raise RunNotLogged(
-            f"MLflow did not take the run {record.id} within {_ANSWERS_WITHIN:g} s.{begun} Call log() again when the "
-            "server answers"
-        )
-    if not failed:
-        return
-    error = failed[0]
-    if isinstance(error, (PlanError, MissingPackage)) or not isinstance(error, Exception):
-        raise error
-    why = without_password(str(error).strip().partition("\n")[0]) or type(error).__name__
-    raise RunNotLogged(
-        f"MLflow did not take the run {record.id}: {why.rstrip('.')}.{begun} Call log() again when this is mended"
-    ) from error
+    return RunNotLogged(f"MLflow did not take the run {record.id}{why}.{begun} Call log() again when {when}")
 
 
 def _check_log(experiment: Any, model: Any, rows: Any) -> None:

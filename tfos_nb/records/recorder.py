@@ -57,21 +57,16 @@ class RunRecorder:
         """Write from now on, in a thread."""
         self._thread.start()
 
-    def finish(self) -> bool:
-        """Write the run's outcome and end the thread; return whether it was written within 10 seconds.
+    def finish(self, within: float | None = None) -> bool:
+        """Write the run's outcome and end the thread; return whether it was written in time, by default 10 seconds.
 
-        If it takes longer, ``is_late`` is set, and a later error is not reported.
+        If it takes longer, ``is_late`` is set, and a later error is not reported. Another call waits for it again.
         """
         self._over.set()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join(_LAST_WITHIN)
+            self._thread.join(_LAST_WITHIN if within is None else within)
         self.is_late = self._thread.is_alive()
         return not self.is_late and not self.failed
-
-    def has_written(self, within: float) -> bool:
-        """Wait for the last write, in a later call than ``finish``; return whether it succeeded."""
-        self._thread.join(within)
-        return not self._thread.is_alive() and not self.failed
 
     def _keep(self) -> None:
         self._write(self._run())

@@ -52,11 +52,14 @@ class ActionErrors:
         return None if found is None else copy.copy(found)  # it may be raised in several threads
 
     def _install(self) -> None:
-        """Add the step to py4j, unless it is there, also to the function that PySpark wraps for each new session."""
-        for name in ("py4j.protocol", "py4j.java_gateway"):
-            module: Any = sys.modules.get(name)  # not over Spark Connect
-            if module is not None and not isinstance(module.get_return_value, _Converting):
-                module.get_return_value = _Converting(self, module.get_return_value)
+        """Add the step to the function that PySpark wraps now, and again for each new session."""
+        protocol: Any = sys.modules.get("py4j.protocol")  # not over Spark Connect
+        if protocol is None or isinstance(protocol.get_return_value, _Converting):
+            return
+        from pyspark.errors.exceptions.captured import install_exception_handler
+
+        protocol.get_return_value = _Converting(self, protocol.get_return_value)
+        install_exception_handler()
 
 
 class _Converting:
