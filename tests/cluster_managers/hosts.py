@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -89,6 +90,7 @@ def _names(count: int) -> tuple[str, ...]:
 @contextmanager
 def _network(names: tuple[str, ...], disk: str = "") -> Iterator[Network]:
     bridge, subnet = f"tfosb{os.getpid() % 100_000}", f"10.77.{os.getpid() % 250}"
+    _remove_left()
     with ExitStack() as made:
         _ip("link", "add", bridge, "type", "bridge")
         made.callback(_ip, "link", "del", bridge)
@@ -108,6 +110,15 @@ def _host(made: ExitStack, name: str, bridge: str, address: str, disk: str) -> H
     for device in ("eth0", "lo"):
         _ip("-n", name, "link", "set", device, "up")
     return Host(name, address, link, disk)
+
+
+def _remove_left() -> None:
+    """Remove what tests that were killed have left: their process is in the name."""
+    for kind, form, words in (("link", r"tfosb(\d+)(?=:)", "link del"), ("netns", r"tfos(\d+)-\d+", "netns del")):
+        for found in re.finditer(rf"\b{form}", _run("ip", kind, "show")):
+            if not psutil.pid_exists(int(found[1])):
+                with contextlib.suppress(subprocess.CalledProcessError):  # another test has done it
+                    _ip(*words.split(), found[0])
 
 
 def _ip(*words: str) -> None:
