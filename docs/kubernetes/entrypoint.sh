@@ -20,7 +20,20 @@ for ((number = 0; ; number++)); do
     [ -n "${!name+given}" ] || break
     options+=("${!name}")
 done
-exec tini -s -- "$JAVA_HOME/bin/java" "${options[@]}" \
+
+# An executor that Kubernetes ends leaves when Spark's tasks have, and nodes are no tasks: they save a state first, which
+# they could not if this container ended with the executor. They leave by themselves, at the latest when they miss the
+# driver.
+run() {
+    trap : TERM
+    "$@" &
+    wait $! && code=0 || code=$?
+    while kill -0 $! 2>/dev/null; do wait $! && code=0 || code=$?; done
+    while grep -qsa '[t]fos_nb[.]runtime[.]node[.]supervisor' /proc/[0-9]*/cmdline; do sleep 0.2; done
+    return $code
+}
+export -f run
+exec tini -g -- bash -c 'run "$@"' bash "$JAVA_HOME/bin/java" "${options[@]}" \
     "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" \
     -cp "${SPARK_CONF_DIR:-$SPARK_HOME/conf}:${SPARK_CLASSPATH:-}:$SPARK_HOME/jars/*" \
     org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \

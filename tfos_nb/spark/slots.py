@@ -7,11 +7,13 @@ module interprets them.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from pyspark.sql import DataFrame
 from tfos_nb.errors import PlanError, counted
 from tfos_nb.spark.contexts import Context, context_of
 from tfos_nb.spark.contexts.pending_slots import Busy, are_nodes, still_ending, still_pending
+from tfos_nb.spark.contexts.pods import Missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +33,7 @@ __all__ = [
     "Busy",
     "SlotCounts",
     "Slots",
+    "await_executors",
     "check_dynamic_allocation",
     "check_local_python",
     "check_slots",
@@ -41,6 +45,8 @@ __all__ = [
     "slots_total",
 ]
 
+logger = logging.getLogger(__name__)
+
 _REGISTER_SECONDS = 30.0
 _NODE_NEEDS = ("tfos_nb", "tensorflow", "keras", "pyarrow", "grpc", "pandas")
 _WHAT_IT_HAS = (
@@ -49,6 +55,9 @@ _WHAT_IT_HAS = (
 )
 _SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark again"
 _POLL_SECONDS = 0.2
+_AGAIN_AFTER = 5.0  # seconds in which a wait in vain is not repeated: preflight counts the slots several times
+_LOOK_SECONDS = 5.0  # between two questions to Kubernetes
+_HOPELESS_LOOKS = 3  # so often it must say that a pod cannot start before that is believed: a registry may be slow
 
 
 def gives_gpus(spark: SparkSession) -> bool:
@@ -131,19 +140,57 @@ def slots_total(
     """Return the number of tasks of a profile that this Spark can run at the same time, including running ones.
 
     If requested executors are still registering, it waits for them: at most ``timeout`` seconds, and only until Spark
-    has ``at_least`` slots.
+    has ``at_least`` slots. A wait in vain is not repeated at once.
     """
     context = context_of(spark)
-    expected = _expected_executors(context)
-    deadline = time.monotonic() + timeout
-    nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
-    while True:
-        registered = context.executors()
-        total = context.places(profile)
-        enough = at_least is not None and total >= at_least
-        if enough or registered >= expected or time.monotonic() > deadline:
-            return total
-        nothing.wait(_POLL_SECONDS)
+    _Registration(context, profile, at_least).wait(timeout, timeout)
+    return context.places(profile)
+
+
+def await_executors(spark: SparkSession, need: int, timeout: float) -> None:
+    """Wait for ``need`` slots while executors register, and up to ``timeout`` seconds while Kubernetes starts them.
+
+    A pod may wait for a host that is about to be started, or for its image of gigabytes. The log says what it waits
+    for. What somebody has to mend, such as a wrong name of the image, ends the wait.
+    """
+    context = context_of(spark)
+    _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS), timeout)
+
+
+_in_vain: dict[Hashable, float] = {}
+"""When the last wait for an application's executors ended without them (monotonic)."""
+
+
+class _Registration:
+    """One wait for the executors that a session has asked for."""
+
+    def __init__(self, context: Context, profile: ResourceProfile | None, at_least: int | None) -> None:
+        self._context, self._profile, self._at_least = context, profile, at_least
+        self._expected = _expected_executors(context)
+
+    def _is_complete(self) -> bool:
+        if self._context.executors() >= self._expected:
+            return True
+        return self._at_least is not None and self._context.places(self._profile) >= self._at_least
+
+    def wait(self, timeout: float, while_coming: float) -> None:
+        began = time.monotonic()
+        if self._is_complete() or began - _in_vain.get(self._context.key, -math.inf) < _AGAIN_AFTER:
+            return
+        nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
+        with self._context.executors_to_come() as ask:
+            told, hopeless, looked = Missing(), 0, began
+            while not self._is_complete():
+                now = time.monotonic()
+                if now - looked >= _LOOK_SECONDS:
+                    looked, before, told = now, told, ask()
+                    hopeless = hopeless + 1 if told.text and not told.coming else 0
+                    if told.text and told.text != before.text:
+                        logger.warning("tfos_nb waits for Spark's executors. %s", told.text)
+                if now - began >= (while_coming if told.coming else timeout) or hopeless >= _HOPELESS_LOOKS:
+                    _in_vain[self._context.key] = now
+                    return
+                nothing.wait(_POLL_SECONDS)
 
 
 def _expected_executors(context: Context) -> int:
@@ -265,6 +312,8 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
     text += [f"; running: {counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
+    with context.executors_to_come() as ask:
+        text.append(f". {missing.text}" if (missing := ask()).text else "")
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
     fits = slots.free - len(beside)
     remedies.append(f"ask for {counted(fits, 'node')}" if fits > 0 else "")

@@ -1,4 +1,4 @@
-"""Start a Kubernetes by hand, with the image of this checkout, until Ctrl-C: ``python -m tests.cluster_managers.kubernetes``."""
+"""Start a Kubernetes by hand, until Ctrl-C, with this checkout's image: ``python -m tests.cluster_managers.kubernetes``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     binaries.build()
     if reason := why_not():
         raise SystemExit(reason)
-    images = image.unpacked(image.build())
+    images = image.build()
     with tempfile.TemporaryDirectory(prefix="tfos_nb-k8s-") as folder, kubernetes(Path(folder), images) as running:
         print(f"{binaries.FOLDER / 'kubectl'} --kubeconfig {running.kubeconfig} get nodes", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

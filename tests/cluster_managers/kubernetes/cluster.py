@@ -24,8 +24,7 @@ import secrets
 import shutil
 import subprocess
 import textwrap
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +62,9 @@ def why_not() -> str:
     if missing := sorted({package for command, package in COMMANDS.items() if shutil.which(command) is None}):
         return f"these packages are not installed: {', '.join(missing)}"
     if missing := binaries.missing():
-        return f"these binaries are not built: {', '.join(missing)} (python -m tests.cluster_managers.kubernetes.binaries)"
+        return (
+            f"these binaries are not built: {', '.join(missing)} (python -m tests.cluster_managers.kubernetes.binaries)"
+        )
     return hosts.why_not()
 
 
@@ -146,7 +147,7 @@ class Node:
 
 @contextmanager
 def kubernetes(folder: Path, images: Path, nodes: int = 2) -> Iterator[Kubernetes]:
-    """Start a Kubernetes whose nodes have the images of :func:`image.unpacked`; end all of it afterwards."""
+    """Start a Kubernetes whose nodes have the images of :func:`image.build`; end all of it afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     _remove_control_groups()
     with ExitStack() as started:
@@ -161,7 +162,9 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2) -> Iterator[Kubernete
             image.copy_of(images, folder_of_images)
             made.nodes.append(_start_node(made, host, f"node-{number}", started))
         for node in made.nodes:
-            made.ctl("wait", "--for=condition=Ready", f"node/{node.name}", f"--timeout={PATIENCE:.0f}s", seconds=PATIENCE + 5)
+            made.ctl(
+                "wait", "--for=condition=Ready", f"node/{node.name}", f"--timeout={PATIENCE:.0f}s", seconds=PATIENCE + 5
+            )
         yield made
 
 
@@ -178,7 +181,17 @@ def _write_keys(made: Kubernetes) -> None:
          "-keyout", str(folder / "ca.key"), "-out", str(made.certificate))  # fmt: skip
     # By this the API server proves to a kubelet who it is.
     request, client = folder / "client.csr", folder / "client"
-    _run("openssl", "req", *curve[:-2], "-subj", "/O=system:masters/CN=kube-apiserver", "-keyout", f"{client}.key", "-out", str(request))
+    _run(
+        "openssl",
+        "req",
+        *curve[:-2],
+        "-subj",
+        "/O=system:masters/CN=kube-apiserver",
+        "-keyout",
+        f"{client}.key",
+        "-out",
+        str(request),
+    )
     _run("openssl", "x509", "-req", "-in", str(request), "-CA", str(made.certificate), "-CAkey", str(folder / "ca.key"),
          "-CAcreateserial", "-days", "2", "-out", f"{client}.crt")  # fmt: skip
     users = {"admin": "system:masters"}
@@ -339,7 +352,10 @@ def _range(made: Kubernetes, name: str) -> str:
 def _connect(made: Kubernetes, node: Node, addresses: str) -> None:
     """Give a node's pods their addresses, and tell all hosts the way to them."""
     range_of = {"type": "host-local", "ranges": [[{"subnet": addresses}]], "routes": [{"dst": "0.0.0.0/0"}]}
-    plugins = [{"type": "ptp", "ipMasq": False, "ipam": range_of}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    plugins = [
+        {"type": "ptp", "ipMasq": False, "ipam": range_of},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
     conf = {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
     for host in made.network.hosts:
         if host != node.host:

@@ -6,7 +6,6 @@ that the slim image leaves out. Buildah keeps its layers, so that a second build
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -34,10 +33,11 @@ _ALONE = ("--isolation", "chroot", "--network", "host")
 
 
 def build() -> Path:
-    """Build the images; return the OCI layout that has them, as an archive for :meth:`Kubernetes.load`.
+    """Build the images; return the folder of containerd's in which they are, for :func:`copy_of`.
 
-    The archive is beside the binaries, named after the images' identities, and so written once for each.
+    The folder is beside the binaries. A second call brings only the layers that are new.
     """
+    FOLDER.mkdir(parents=True, exist_ok=True)
     if not _exists(_BASE):
         _build_base()
     with _pip_settings() as mounted:
@@ -50,7 +50,7 @@ def build() -> Path:
         _run("buildah", "build", *_ALONE, "--layers", "--pull-never", "--file", str(bare), "--tag", BARE, str(FOLDER))
     if not _exists(PAUSE):
         _build_pause()
-    return _archive((NAME, BARE, PAUSE))
+    return _imported((NAME, BARE, PAUSE))
 
 
 def _exists(name: str) -> bool:
@@ -102,45 +102,30 @@ def _pip_settings() -> Iterator[list[str]]:
         yield ["--volume", f"{folder}:/run/pip:ro", "--volume", f"{folder}/pip.conf:/etc/pip.conf:ro"]
 
 
-def _archive(names: Sequence[str]) -> Path:
-    identities = "".join(_run("buildah", "images", "--quiet", "--no-trunc", name) for name in names)
-    archive = FOLDER / f"images-{hashlib.sha256(identities.encode()).hexdigest()[:16]}.tar"
-    if archive.exists():
-        return archive
-    for old in FOLDER.glob("images-*.tar"):
-        old.unlink()
+def _imported(names: Sequence[str]) -> Path:
+    """Bring the images into containerd's folder: the layers that it does not have yet."""
+    layout, store = FOLDER / "layout", FOLDER / "containerd"
+    layout.joinpath("index.json").unlink(missing_ok=True)  # with the images of earlier builds
+    for name in names:
+        _run("buildah", "push", "--quiet", "--disable-compression", name, f"oci:{layout}:{name}")
+    index = json.loads(layout.joinpath("index.json").read_text())
+    for manifest in index["manifests"]:
+        named = manifest["annotations"]
+        named["io.containerd.image.name"] = named["org.opencontainers.image.ref.name"]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        for name in names:
-            _run("buildah", "push", "--quiet", "--disable-compression", name, f"oci:{folder}/layout:{name}")
-        index = Path(folder) / "layout" / "index.json"
-        whole = json.loads(index.read_text())
-        for manifest in whole["manifests"]:
-            named = manifest["annotations"]
-            named["io.containerd.image.name"] = named["org.opencontainers.image.ref.name"]
-        index.write_text(json.dumps(whole))
-        _run("tar", "--create", "--file", f"{archive}.unfinished", "--directory", f"{folder}/layout", ".")
-    Path(f"{archive}.unfinished").rename(archive)
-    return archive
-
-
-def unpacked(archive: Path) -> Path:
-    """Return a folder of containerd's in which the images of an archive are; make it if it is not there.
-
-    It takes a minute, and a node copies it in seconds: :func:`copy_of`.
-    """
-    store = archive.with_suffix(".containerd")
-    if not store.exists():
-        for old in FOLDER.glob("images-*.containerd"):
-            shutil.rmtree(old)
-        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-            _run("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", _IMPORT, "sh", folder, str(archive))
-            (Path(folder) / "root").rename(store)
+        (Path(folder) / "index.json").write_text(json.dumps(index))
+        known = store / "io.containerd.content.v1.content" / "blobs" / "sha256"
+        blobs = [blob for blob in layout.glob("blobs/sha256/*") if not (known / blob.name).exists()]
+        files = [f"--directory={folder}", "index.json", f"--directory={layout}", "oci-layout"]
+        _run("tar", "--create", f"--file={folder}/new.tar", *files, *(str(blob.relative_to(layout)) for blob in blobs))
+        words = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", _IMPORT, "sh")
+        _run(*words, str(store), f"{folder}/new.tar", f"{folder}/containerd.log")
     return store
 
 
 _IMPORT = """\
-mount --make-rprivate / && mount -t tmpfs own /run && mkdir -p "$1/root"
-containerd --root "$1/root" >"$1/log" 2>&1 &
+mount --make-rprivate / && mount -t tmpfs own /run && mkdir -p "$1"
+containerd --root "$1" >"$3" 2>&1 &
 while ! ctr version >/dev/null 2>&1; do kill -0 $! && sleep 0.1; done
 ctr --namespace=k8s.io images import "$2" >/dev/null
 kill $! && wait $! || true

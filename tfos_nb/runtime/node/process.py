@@ -16,6 +16,7 @@ from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob, S
 from tfos_nb.runtime.control.processes import Channel, kill_group, path_variable, signal_name, start_module
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.host.gpu import GpuWatch, gpu_variables
+from tfos_nb.runtime.host.memory import ControlGroup
 from tfos_nb.runtime.host.output import Output
 from tfos_nb.runtime.host.usage import ProcessUse
 from tfos_nb.runtime.node.stacks import StacksTaken, take_stacks
@@ -107,6 +108,7 @@ class NodeProcess:
         assert self._process.stdout is not None
         self.output = Output(self._process.stdout, lambda: events.put(ProcessOutput()), gpu=bool(job.gpus))
         self._use = ProcessUse(self._process.pid)
+        self._killed_before = _killed_for_memory()
         self._gpus = GpuWatch(job.gpus)
         self._reports = ReportBox(reports)
         self._reporting = threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True)
@@ -179,7 +181,14 @@ class NodeProcess:
         words = self.left_over()
         code = returncode if returncode >= 0 else None
         signal = signal_name(returncode)
+        self._note = self._note or (self._why_killed() if signal == "SIGKILL" else "")
         return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes, self._note)]
+
+    def _why_killed(self) -> str:
+        group = ControlGroup.own()
+        if group is None or group.kills <= self._killed_before:
+            return ""
+        return f"killed by SIGKILL (OOMKilled): its container has reached its memory limit of {group.limit / 2**30:.1f} GiB"
 
     def _await_exit(self) -> None:
         self._events.put(Exited(self, self._process.wait()))
@@ -193,6 +202,11 @@ class NodeProcess:
         except ValueError as error:  # no later message can be read any more, not even its result
             self._note = f"sent bytes that are not a message ({error}), and was then ended by its supervisor"
             self.kill()
+
+
+def _killed_for_memory() -> int:
+    group = ControlGroup.own()
+    return group.kills if group else 0
 
 
 def _forked(warm: WarmProcess, directory: str, host: str, fds: tuple[int, int]) -> ForkedProcess:

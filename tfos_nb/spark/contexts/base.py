@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfos_nb.spark.contexts.pending_slots import Busy
+from tfos_nb.spark.contexts.pods import Missing
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -139,6 +140,15 @@ class Context(ABC):
     def ending(self, executors: Iterable[str]) -> frozenset[str]:
         """Return those of some executors, by their names, that Spark decommissions."""
         return frozenset()
+
+    @contextmanager
+    def executors_to_come(self) -> Iterator[Callable[[], Missing]]:
+        """Return in a block a function that says why executors do not run, if the cluster manager says that."""
+        yield Missing
+
+    def why_lost(self, executor: str) -> str:
+        """Return why the cluster manager has ended an executor, in its own words; empty if it does not say."""
+        return ""
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
         """Call ``ask``, a query to Spark, and return its answer; None if it fails or takes too long."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pyspark import InheritableThread, SparkContext
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts.base import Context
 from tfos_nb.spark.contexts.pending_slots import Busy
+from tfos_nb.spark.contexts.pods import ExecutorPods, Missing, executor_pods
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -116,6 +118,21 @@ class Classic(Context):
     def ending(self, executors: Iterable[str]) -> frozenset[str]:
         scheduler = self._scala.taskScheduler()
         return frozenset(one for one in executors if scheduler.getExecutorDecommissionState(one).isDefined())
+
+    @contextmanager
+    def executors_to_come(self) -> Iterator[Callable[[], Missing]]:
+        with self._pods() as pods:
+            yield lambda: self.in_time(pods.why_missing) or Missing() if pods else Missing()
+
+    def why_lost(self, executor: str) -> str:
+        with self._pods() as pods:
+            return self.in_time(lambda: pods.why_lost(executor)) or "" if pods else ""
+
+    @contextmanager
+    def _pods(self) -> Iterator[ExecutorPods | None]:
+        with ExitStack() as opened:
+            asked = partial(opened.enter_context, executor_pods(self.sc))
+            yield self.in_time(asked) if self.master.startswith("k8s://") else None
 
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)

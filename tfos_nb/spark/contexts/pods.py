@@ -1,0 +1,206 @@
+"""What Kubernetes says of the pods of Spark's executors, in Kubernetes' own words.
+
+Spark asks the API server by a client of its own, which may list and read pods (docs/kubernetes/rbac.yaml); it is used
+here too. A pod that the API server refuses to make exists nowhere: only the log of Spark's allocator says so. It tries
+again every second, so listening to it for a while is enough::
+
+    with executor_pods(sc) as pods:
+        pods.why_missing()      pending pods, and what they wait for; refused pods
+        pods.why_lost("3")      OOMKilled, Evicted, ... of the pod of executor 3
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark import SparkContext
+
+__all__ = ["ExecutorPods", "Missing", "Pod", "executor_pods", "explain", "refusal_in"]
+
+_ALLOCATOR = "org.apache.spark.scheduler.cluster.k8s"
+_REFUSED = re.compile(r"KubernetesClientException: .*?Message: (.*?)(?:\. Received status:|$)", re.MULTILINE)
+_HOPELESS = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff",
+     "InvalidImageName", "RunContainerError"}
+)  # fmt: skip
+"""States of a waiting container that somebody has to mend."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One executor's pod.
+
+    Attributes
+    ----------
+    name, executor : str
+        The pod's name, and Spark's number of the executor.
+    reason : str
+        What Kubernetes says: why it does not run, or why it has ended. Empty if it runs.
+    coming : bool
+        Whether it may still start without anybody's help: it waits for a host, or for its image.
+    """
+
+    name: str
+    executor: str
+    reason: str
+    coming: bool
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Pod:
+        """Read a pod as the API server gives it.
+
+        Examples
+        --------
+        >>> scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "2 Insufficient cpu"}
+        >>> Pod.of({"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [scheduled]}}).reason
+        'Unschedulable: 2 Insufficient cpu'
+        """
+        metadata, status = found["metadata"], found.get("status", {})
+        waiting = _waiting(status)
+        reason = _ended(found) or waiting or _unscheduled(status)
+        hopeless = waiting.partition(":")[0] in _HOPELESS
+        coming = status.get("phase", "Pending") == "Pending" and not hopeless
+        return cls(metadata["name"], metadata.get("labels", {}).get("spark-exec-id", ""), reason, coming)
+
+
+def _unscheduled(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _said(condition)
+    return ""
+
+
+def _waiting(status: Mapping[str, Any]) -> str:
+    for container in status.get("containerStatuses", ()):
+        if "waiting" in container.get("state", {}):
+            return _said(container["state"]["waiting"])
+    return ""
+
+
+def _ended(found: Mapping[str, Any]) -> str:
+    status = found.get("status", {})
+    for container in status.get("containerStatuses", ()):
+        ended = container.get("state", {}).get("terminated")
+        if ended and ended.get("exitCode"):
+            limit = _memory_limit(found) if ended.get("reason") == "OOMKilled" else ""
+            return f"{ended.get('reason') or 'Error'}, exit code {ended['exitCode']}" + limit
+    disrupted = [one for one in status.get("conditions", ()) if one["type"] == "DisruptionTarget"]
+    if status.get("reason") or disrupted:
+        return _said(status if status.get("reason") else disrupted[0])
+    return "deleted" if found["metadata"].get("deletionTimestamp") else ""
+
+
+def _memory_limit(found: Mapping[str, Any]) -> str:
+    limits = [one.get("resources", {}).get("limits", {}).get("memory") for one in found["spec"]["containers"]]
+    return f": the pod's memory limit is {limits[0]}" if limits and limits[0] else ""
+
+
+def _said(one: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (one.get("reason", ""), " ".join(str(one.get("message", "")).split()))))
+
+
+def refusal_in(log: str) -> str:
+    """Return the newest message in Spark's log with which the API server has refused a request; empty without one.
+
+    Examples
+    --------
+    >>> refusal_in("KubernetesClientException: Failure. Message: pods is forbidden: exceeded quota: q. Received status: S")
+    'pods is forbidden: exceeded quota: q'
+    """
+    found = _REFUSED.findall(log)
+    return str(found[-1]).strip() if found else ""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why executors do not run: the text, empty if nothing is known; and whether they may still come by themselves."""
+
+    text: str = ""
+    coming: bool = False
+
+
+def explain(pods: Iterable[Pod], refused: str) -> Missing:
+    """Return why executors do not run, of all their pods and the newest refusal of a pod.
+
+    Examples
+    --------
+    >>> pods = [Pod("p-exec-1", "1", "Unschedulable: no room", True), Pod("p-exec-2", "2", "Unschedulable: no room", True)]
+    >>> explain(pods, "").text
+    'Kubernetes says of pods p-exec-1, p-exec-2: Unschedulable: no room'
+    """
+    by_reason: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if pod.reason:
+            by_reason.setdefault(pod.reason, []).append(pod)
+    said = [f"Kubernetes says of {_named(several)}: {reason}" for reason, several in by_reason.items()]
+    if refused:
+        said.append(f"Kubernetes refuses Spark's pods: {refused}")
+    return Missing(
+        "; ".join(said), not refused and any(pod.coming for several in by_reason.values() for pod in several)
+    )
+
+
+def _named(pods: list[Pod]) -> str:
+    names = [pod.name for pod in pods[:3]] + (["..."] if len(pods) > 3 else [])
+    return f"pod{'s' if len(pods) > 1 else ''} {', '.join(names)}"
+
+
+class ExecutorPods:
+    """The pods of one application's executors, and what its allocator of pods has logged. Made by :func:`executor_pods`."""
+
+    def __init__(self, sc: SparkContext, log: JavaObject) -> None:
+        self._sc, self._log = sc, log
+
+    def why_missing(self) -> Missing:
+        """Return why executors do not run."""
+        return explain(self._pods(), refusal_in(str(self._log.toString())))
+
+    def why_lost(self, executor: str) -> str:
+        """Return why the pod of an executor has ended; empty if it runs or is gone."""
+        return next((pod.reason for pod in self._pods() if pod.executor == executor), "")
+
+    def _pods(self) -> tuple[Pod, ...]:
+        namespace = self._sc.getConf().get("spark.kubernetes.namespace", "default")
+        asked = _client(self._sc).pods().inNamespace(namespace)
+        labelled = asked.withLabel("spark-role", "executor").withLabel("spark-app-selector", self._sc.applicationId)
+        text = _jvm(self._sc).io.fabric8.kubernetes.client.utils.Serialization.asJson(labelled.list())
+        return tuple(Pod.of(found) for found in json.loads(str(text))["items"])
+
+
+@contextmanager
+def executor_pods(sc: SparkContext) -> Iterator[ExecutorPods]:
+    """Ask for an application's pods in a block, in which its allocator's messages are kept, in Spark's JVM."""
+    jvm = _jvm(sc)
+    log4j, kept = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%m%n%throwable{full}%n").build()
+    appender = log4j.core.appender.WriterAppender.createAppender(layout, None, kept, f"tfos_nb-{id(kept)}", False, True)
+    appender.start()
+    logger = log4j.LogManager.getLogger(_ALLOCATOR)
+    logger.addAppender(appender)
+    try:
+        yield ExecutorPods(sc, kept)
+    finally:
+        logger.removeAppender(appender)
+        appender.stop()
+
+
+def _jvm(sc: SparkContext) -> Any:
+    assert sc._jvm is not None, "a classic session has one"
+    return sc._jvm
+
+
+def _client(sc: SparkContext) -> JavaObject:
+    """Return Spark's own client, which has the session's login. Spark offers it to nobody."""
+    backend = sc._jsc.sc().schedulerBackend()
+    for field in backend.getClass().getDeclaredFields():
+        if field.getName() == "kubernetesClient":
+            field.setAccessible(True)
+            return field.get(backend)
+    raise LookupError(f"{backend.getClass().getName()} has no client of Kubernetes")
