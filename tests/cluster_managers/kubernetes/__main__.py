@@ -1,4 +1,4 @@
-"""Start a Kubernetes by hand, until Ctrl-C, with this checkout's image: ``python -m tests.cluster_managers.kubernetes``."""
+"""Start a Kubernetes by hand, until Ctrl-C, with this image: ``python -m tests.cluster_managers.kubernetes``."""
 
 from __future__ import annotations
 

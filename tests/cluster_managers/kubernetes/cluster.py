@@ -252,7 +252,8 @@ def _start_control_plane(made: Kubernetes, started: ExitStack) -> None:
         f"--kubelet-client-key={folder}/client.key",
         "--kubelet-preferred-address-types=InternalIP",
     )
-    assert until(lambda: server.ended or _answers(made), PATIENCE, every=0.2) and not server.ended, server.tail
+    assert until(lambda: server.ended or _answers(made), PATIENCE, every=0.2), server.tail
+    assert not server.ended, server.tail
     start(
         "kube-controller-manager",
         f"--kubeconfig={made.kubeconfig}",
@@ -332,7 +333,8 @@ def _start_node(made: Kubernetes, host: hosts.Host, name: str, started: ExitStac
     node = Node(host, daemon, folder)
     assert until(lambda: _first_process(daemon), PATIENCE), daemon.tail
     (folder / "pid").write_text(str(_first_process(daemon)))
-    assert until(lambda: daemon.ended or _range(made, name), PATIENCE, every=0.2) and not daemon.ended, node.logs()
+    assert until(lambda: daemon.ended or _range(made, name), PATIENCE, every=0.2), node.logs()
+    assert not daemon.ended, node.logs()
     _connect(made, node, _range(made, name))
     return node
 

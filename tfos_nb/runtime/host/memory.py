@@ -57,7 +57,7 @@ class ControlGroup:
     Attributes
     ----------
     limit, used : int
-        Bytes that the group may take at most, and that it has taken. File cache, which the kernel frees, is not counted.
+        Bytes that the group may take at most, and that it has taken, less file cache, which the kernel frees.
     kills : int
         How many of its processes the kernel has killed because the group had reached its limit.
     """

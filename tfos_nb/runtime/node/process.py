@@ -188,7 +188,8 @@ class NodeProcess:
         group = ControlGroup.own()
         if group is None or group.kills <= self._killed_before:
             return ""
-        return f"killed by SIGKILL (OOMKilled): its container has reached its memory limit of {group.limit / 2**30:.1f} GiB"
+        limit = f"{group.limit / 2**30:.1f} GiB"
+        return f"killed by SIGKILL (OOMKilled): its container has reached its memory limit of {limit}"
 
     def _await_exit(self) -> None:
         self._events.put(Exited(self, self._process.wait()))

@@ -58,9 +58,9 @@ class Pod:
 
         Examples
         --------
-        >>> scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "2 Insufficient cpu"}
-        >>> Pod.of({"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [scheduled]}}).reason
-        'Unschedulable: 2 Insufficient cpu'
+        >>> no_host = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
+        >>> Pod.of({"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [no_host]}}).reason
+        'Unschedulable: no cpu'
         """
         metadata, status = found["metadata"], found.get("status", {})
         waiting = _waiting(status)
@@ -111,8 +111,8 @@ def refusal_in(log: str) -> str:
 
     Examples
     --------
-    >>> refusal_in("KubernetesClientException: Failure. Message: pods is forbidden: exceeded quota: q. Received status: S")
-    'pods is forbidden: exceeded quota: q'
+    >>> refusal_in("KubernetesClientException: Failure. Message: pods are forbidden: no quota. Received status: S")
+    'pods are forbidden: no quota'
     """
     found = _REFUSED.findall(log)
     return str(found[-1]).strip() if found else ""
@@ -131,8 +131,7 @@ def explain(pods: Iterable[Pod], refused: str) -> Missing:
 
     Examples
     --------
-    >>> pods = [Pod("p-exec-1", "1", "Unschedulable: no room", True), Pod("p-exec-2", "2", "Unschedulable: no room", True)]
-    >>> explain(pods, "").text
+    >>> explain([Pod(f"p-exec-{n}", str(n), "Unschedulable: no room", True) for n in (1, 2)], "").text
     'Kubernetes says of pods p-exec-1, p-exec-2: Unschedulable: no room'
     """
     by_reason: dict[str, list[Pod]] = {}
@@ -153,7 +152,7 @@ def _named(pods: list[Pod]) -> str:
 
 
 class ExecutorPods:
-    """The pods of one application's executors, and what its allocator of pods has logged. Made by :func:`executor_pods`."""
+    """The pods of an application's executors, and what its allocator of pods has logged, by :func:`executor_pods`."""
 
     def __init__(self, sc: SparkContext, log: JavaObject) -> None:
         self._sc, self._log = sc, log
