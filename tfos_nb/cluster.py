@@ -390,6 +390,8 @@ class Cluster(Rich):
             )
             nodes.submit()
             self._outcome.jobs = lambda: nodes.running
+            watch = DecommissionWatch(self._spark, self._controller, self._outcome.over)
+            self._outcome.why_lost = watch.why_lost
             self._lifecycle.at_rendezvous(nodes.submit_again)
             self._lifecycle.at_resubmission(nodes.submit_again)
             self._lifecycle.at_rendezvous(self._training_calls.rewind)
@@ -403,7 +405,7 @@ class Cluster(Rich):
         self._lifecycle.run(door, self._address)
         self._record()
         HangWatch(self.plan.name, self._controller, self._outcome.over).start()
-        DecommissionWatch(self._spark, self._controller, self._outcome.over).start()
+        watch.start()
 
     def _record(self) -> None:
         """Keep the run's record from now on, and until the outcome is in it."""

@@ -140,6 +140,13 @@ class NodeFailed(TfosError, RuntimeError):
         self.args = (self._text(),)
         return self
 
+    def because(self, reason: str) -> NodeFailed:
+        """Return the same error with what the cluster manager says of the node's executor."""
+        if reason not in self.cause:
+            self.cause = f"{self.cause}. {reason}"
+            self.args = (self._text(),)
+        return self
+
     def _text(self) -> str:
         where = f" on {self.host}" if self.host else ""
         where += f" (executor {self.executor})" if self.executor else ""

@@ -1,4 +1,4 @@
-"""Thread that learns from Spark which executors are about to end, while nodes run on them.
+"""Thread that learns from Spark which executors are about to end while nodes run on them, and why they have ended.
 
 ::
 
@@ -55,11 +55,17 @@ class DecommissionWatch:
         self._context = context_of(spark)
         self._executors, self._over = executors, over
         self._known: frozenset[str] = frozenset()
+        self._reasons: dict[str, str] = {}
 
     def start(self) -> None:
         """Watch from now on, if Spark announces the ends of executors."""
         if self._context.announces_ends:
             threading.Thread(target=self._run, name="tfos_nb decommissioning", daemon=True).start()
+
+    def why_lost(self, executor: str) -> str:
+        """Return why an executor has ended, in the words of the cluster manager; empty if it does not say."""
+        # A pod that Kubernetes has announced to end may be gone by now, and its reason with it.
+        return self._reasons.get(executor) or self._context.why_lost(executor)
 
     def _run(self) -> None:
         pause = _EVERY
@@ -68,6 +74,8 @@ class DecommissionWatch:
             pause = max(_EVERY, _SECONDS_AN_EXECUTOR * len(names))
             ending = self._context.in_time(partial(self._context.ending, names))
             if ending:
-                logger.warning("Spark decommissions executor %s", ", ".join(sorted(ending)))
+                for name in sorted(ending):
+                    reason = self._reasons[name] = self._context.why_lost(name)
+                    logger.warning("Spark decommissions executor %s%s", name, f": {reason}" if reason else "")
                 self._known |= ending
                 self._executors.executors_leave(ending)

@@ -6,6 +6,7 @@ A :class:`ClusterOutcome` is shared by the cluster's own thread, which decides, 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = ["ClusterOutcome"]
 
 _SETTLE = 0.5  # seconds to wait after a failure: the node that caused it may report later
 _SETTLE_LOSS = 0.1  # the same before a restart: one cause, such as a host's end, may take several nodes
+_SETTLE_REASON = 2.0  # the same, for the cluster manager's reason
 _SETTLE_COLLATERAL = 3.0  # the same, when all failures so far were caused by a peer
 
 
@@ -36,6 +38,8 @@ class ClusterOutcome:
         The user's request to stop it.
     jobs : callable
         Returns the nodes' Spark jobs. Set once, when they are submitted.
+    why_lost : callable
+        Returns why the cluster manager has ended an executor, by its name; empty if it does not say. Set once.
     """
 
     def __init__(self, name: str, controller: ClusterController) -> None:
@@ -44,6 +48,7 @@ class ClusterOutcome:
         self.error: TfosError | None = None
         self.stop: Stop | None = None
         self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
+        self.why_lost: Callable[[str], str] = _unknown
         self._controller = controller
         self._changed = controller.changed
 
@@ -140,8 +145,17 @@ class ClusterOutcome:
                 self._changed.wait_for(lambda: False, _SETTLE_LOSS if self.may_go_on else _SETTLE)
             failures = self._controller.failures  # with those that came in the meantime
         first = next((failure for failure in failures if not failure.collateral), failures[0])
+        if first.lost and isinstance(first.error, NodeFailed) and (reason := self._why_lost(first.error.executor)):
+            first.error.because(reason)
         others = len({failure.node for failure in failures if failure.node} - {first.node})
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
+
+    def _why_lost(self, executor: str) -> str:
+        """Ask why an executor has ended. Kubernetes may need a moment to say it, for which a recovery does not wait."""
+        deadline, never = time.monotonic() + (0.0 if self.may_go_on else _SETTLE_REASON), threading.Event()
+        while not (reason := self.why_lost(executor)) and time.monotonic() < deadline:
+            never.wait(_SETTLE)
+        return reason
 
     def _has_own_cause(self) -> bool:
         return any(not failure.collateral for failure in self._controller.failures)
@@ -151,3 +165,7 @@ class ClusterOutcome:
         if job is None or job.error is None or self._controller.all_returned or self.stop is not None:
             return None
         return error_of_job(job.error, "Spark ended the nodes' job")
+
+
+def _unknown(executor: str) -> str:
+    return ""

@@ -32,6 +32,7 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -43,6 +44,7 @@ from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 from tfos_nb.spark.contexts import Context, check_session, context_of, is_connect
 from tfos_nb.spark.contexts.named import check_server, named_spark
 from tfos_nb.spark.contexts.pending_slots import ENDING_SECONDS, ending
+from tfos_nb.spark.contexts.pods import refusal_in
 from tfos_nb.spark.java import find_java
 from tfos_nb.spark.monitor import PORT, listener
 from tfos_nb.spark.slots import (
@@ -198,10 +200,11 @@ def end_jvm() -> None:
 
 def _own_session(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkSession:
     session = active_session()
-    if session is None and named_spark():
-        check_server()
-        session = SparkSession.builder.getOrCreate()
-    return session or _start_embedded(_embedded_conf(slots, app_name, conf))
+    with _refusals_of_kubernetes():
+        if session is None and named_spark():
+            check_server()
+            session = SparkSession.builder.getOrCreate()
+        return session or _start_embedded(_embedded_conf(slots, app_name, conf))
 
 
 def active_session() -> SparkSession | None:
@@ -297,6 +300,20 @@ def _refuse_nobody() -> None:
             "entry. "
             f"Add it where the container starts, such as 'spark:x:{number}:0::/tmp:/bin/sh', or run as another user"
         ) from None
+
+
+@contextmanager
+def _refusals_of_kubernetes() -> Iterator[None]:
+    """Say what Kubernetes has refused instead of a Java stack trace, if a session could not be started for that."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        if refusal := refusal_in(str(error)):
+            raise PlanError(
+                f"Spark did not start: Kubernetes refuses what it asks for: {refusal}. docs/kubernetes/rbac.yaml has "
+                "the permissions that Spark needs in its namespace"
+            ) from None
+        raise
 
 
 def _start_embedded(conf: SparkConf, *, is_local: bool = True) -> SparkSession:

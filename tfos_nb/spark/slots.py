@@ -157,8 +157,14 @@ def await_executors(spark: SparkSession, need: int, timeout: float) -> None:
     _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS), timeout)
 
 
-_in_vain: dict[Hashable, float] = {}
-"""When the last wait for an application's executors ended without them (monotonic)."""
+_in_vain: dict[Hashable, tuple[float, str]] = {}
+"""When the last wait for an application's executors ended without them (monotonic), and why they had not come."""
+
+
+def _why_in_vain(context: Context) -> str:
+    """Return why executors did not come to the last wait, if it was just now."""
+    ended, why = _in_vain.get(context.key, (-math.inf, ""))
+    return why if time.monotonic() - ended < _AGAIN_AFTER else ""
 
 
 class _Registration:
@@ -175,7 +181,8 @@ class _Registration:
 
     def wait(self, timeout: float, while_coming: float) -> None:
         began = time.monotonic()
-        if self._is_complete() or began - _in_vain.get(self._context.key, -math.inf) < _AGAIN_AFTER:
+        ended, _ = _in_vain.get(self._context.key, (-math.inf, ""))
+        if self._is_complete() or began - ended < _AGAIN_AFTER:
             return
         nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
         with self._context.executors_to_come() as ask:
@@ -185,10 +192,10 @@ class _Registration:
                 if now - looked >= _LOOK_SECONDS:
                     looked, before, told = now, told, ask()
                     hopeless = hopeless + 1 if told.text and not told.coming else 0
-                    if told.text and told.text != before.text:
+                    if told.text and told.kinds != before.kinds:
                         logger.warning("tfos_nb waits for Spark's executors. %s", told.text)
                 if now - began >= (while_coming if told.coming else timeout) or hopeless >= _HOPELESS_LOOKS:
-                    _in_vain[self._context.key] = now
+                    _in_vain[self._context.key] = now, told.text
                     return
                 nothing.wait(_POLL_SECONDS)
 
@@ -313,13 +320,14 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
     text += [f"; running: {counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
     with context.executors_to_come() as ask:
-        text.append(f". {missing.text}" if (missing := ask()).text else "")
+        missing = _why_in_vain(context) or ask().text
+        text.append(f". {missing}" if missing else "")
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
     fits = slots.free - len(beside)
     remedies.append(f"ask for {counted(fits, 'node')}" if fits > 0 else "")
     more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""
-    remedies.append(f"start Spark with more: {more}")
+    remedies.append("see to it that Kubernetes can run these pods" if missing else f"start Spark with more: {more}")
     return "".join(text) + ". To fix this: " + ", or ".join(filter(None, remedies))
 
 

@@ -792,7 +792,8 @@ class Membership:
 def _how_ended(one: Member, message: NodeEnded) -> str:
     how = message.note or (f"killed by {message.signal}" if message.signal else f"exited with code {message.exit_code}")
     killed = message.signal == "SIGKILL"
-    memory = f" at {message.memory_bytes / 2**30:.1f} GiB" if message.memory_bytes and killed else ""
+    memory = f"{message.memory_bytes / 2**30:.1f} GiB" if message.memory_bytes and killed else ""
+    memory = memory and (f"; the process had {memory}" if message.note else f" at {memory}")
     when = " after main had returned" if one.returned else ""
     hint = "; if nobody did, the host was out of memory" if killed and not message.note else ""
     return f"{how}{memory}{when}{hint}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Classic"]
 
 _environment_lock = RLock()
+_REASON = 500  # characters of an executor's reason that are shown
 
 
 class Classic(Context):
@@ -126,7 +127,19 @@ class Classic(Context):
 
     def why_lost(self, executor: str) -> str:
         with self._pods() as pods:
-            return self.in_time(lambda: pods.why_lost(executor)) or "" if pods else ""
+            said = self.in_time(partial(pods.why_lost, executor)) if pods else ""
+        return said or self.in_time(partial(self._why_removed, executor)) or ""
+
+    def _why_removed(self, executor: str) -> str:
+        """Return the reason with which Spark has removed an executor, if its cluster manager has given one."""
+        if not self.master.startswith(("k8s://", "yarn")):
+            return ""
+        executors = self._scala.statusStore().executorList(False)
+        for one in map(executors.apply, range(executors.size())):
+            if one.id() == executor and one.removeReason().isDefined():
+                reason = " ".join(str(one.removeReason().get()).split())[:_REASON]
+                return "" if reason.startswith("Executor decommission") else reason
+        return ""
 
     @contextmanager
     def _pods(self) -> Iterator[ExecutorPods | None]:

@@ -120,10 +120,21 @@ def refusal_in(log: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why executors do not run: the text, empty if nothing is known; and whether they may still come by themselves."""
+    """Why executors do not run.
+
+    Attributes
+    ----------
+    text : str
+        The reasons; empty if none is known.
+    coming : bool
+        Whether they may still come by themselves.
+    kinds : frozenset of str
+        The words with which the reasons begin.
+    """
 
     text: str = ""
     coming: bool = False
+    kinds: frozenset[str] = frozenset()
 
 
 def explain(pods: Iterable[Pod], refused: str) -> Missing:
@@ -134,16 +145,15 @@ def explain(pods: Iterable[Pod], refused: str) -> Missing:
     >>> explain([Pod(f"p-exec-{n}", str(n), "Unschedulable: no room", True) for n in (1, 2)], "").text
     'Kubernetes says of pods p-exec-1, p-exec-2: Unschedulable: no room'
     """
-    by_reason: dict[str, list[Pod]] = {}
+    by_reason: dict[str, list[Pod]] = {}  # by the word with which a reason begins: what follows may name a port
     for pod in pods:
         if pod.reason:
-            by_reason.setdefault(pod.reason, []).append(pod)
-    said = [f"Kubernetes says of {_named(several)}: {reason}" for reason, several in by_reason.items()]
+            by_reason.setdefault(pod.reason.partition(":")[0], []).append(pod)
+    said = [f"Kubernetes says of {_named(several)}: {several[0].reason.rstrip('.')}" for several in by_reason.values()]
     if refused:
         said.append(f"Kubernetes refuses Spark's pods: {refused}")
-    return Missing(
-        "; ".join(said), not refused and any(pod.coming for several in by_reason.values() for pod in several)
-    )
+    coming = not refused and any(pod.coming for several in by_reason.values() for pod in several)
+    return Missing("; ".join(said), coming, frozenset(by_reason) | ({"refused"} if refused else frozenset()))
 
 
 def _named(pods: list[Pod]) -> str:
@@ -162,8 +172,11 @@ class ExecutorPods:
         return explain(self._pods(), refusal_in(str(self._log.toString())))
 
     def why_lost(self, executor: str) -> str:
-        """Return why the pod of an executor has ended; empty if it runs or is gone."""
-        return next((pod.reason for pod in self._pods() if pod.executor == executor), "")
+        """Return why the pod of an executor has ended or is about to; empty if it runs or is gone."""
+        for pod in self._pods():
+            if pod.executor == executor and pod.reason:
+                return f"Kubernetes says of pod {pod.name}: {pod.reason}"
+        return ""
 
     def _pods(self) -> tuple[Pod, ...]:
         namespace = self._sc.getConf().get("spark.kubernetes.namespace", "default")
