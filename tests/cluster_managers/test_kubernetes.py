@@ -1,0 +1,466 @@
+"""A notebook's pod and executors' pods on a real Kubernetes of two nodes, by the manifests of docs/kubernetes.
+
+They are applied as ``python -m tfos_nb kubernetes render`` writes them, with smaller sizes. A program runs in the
+notebook's pod with the session of ``spark-defaults.conf``; what a test changes is on Spark's command line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from tests.cluster_managers.kubernetes import image
+from tests.cluster_managers.kubernetes.binaries import FOLDER
+from tests.cluster_managers.kubernetes.cluster import Kubernetes, kubernetes, why_not
+from tests.cluster_managers.submit import as_options, printed
+from tests.faults import sum_of_ids
+from tests.waiting import until
+
+pytestmark = pytest.mark.kubernetes
+
+CHECKOUT = Path(__file__).parents[2]
+USER = 185
+SIZES = ("--executor-cores", "1", "--executor-overhead", "1500m", "--shm", "512Mi", "--notebook-memory", "3Gi")
+SELECTOR = "spark-role=executor"
+SECONDS = 300.0
+
+
+@dataclass
+class Place:
+    """A namespace with a notebook's pod, and the folder that is ``/shared`` in its pods."""
+
+    kubernetes: Kubernetes
+    shared: Path
+    namespace: str = "tfos-nb"
+    manifests: str = field(default="", repr=False)
+
+    def ctl(self, *words: str, **options: Any) -> str:
+        return self.kubernetes.ctl(f"--namespace={self.namespace}", *words, **options)
+
+    def command(self, *words: str, conf: dict[str, object] | None = None) -> list[str]:
+        """Return the command that runs another one in the notebook's pod, with more settings of Spark's."""
+        more = " ".join(as_options(conf or {}))
+        submit = f"${{PYSPARK_SUBMIT_ARGS% *}} {more} pyspark-shell"
+        script = f'export PYTHONPATH=/shared PYSPARK_SUBMIT_ARGS="{submit}"; exec "$@"'
+        kubectl = [
+            str(FOLDER / "kubectl"),
+            f"--kubeconfig={self.kubernetes.kubeconfig}",
+            f"--namespace={self.namespace}",
+        ]
+        return [*kubectl, "exec", "notebook-0", "--", "bash", "-c", script, "bash", *words]
+
+    @contextmanager
+    def running(self, program: str, *arguments: str, conf: dict[str, object] | None = None) -> Iterator[Program]:
+        """Start a program of tests/cluster_managers/programs in the notebook's pod; end it when the block is left."""
+        words = ["timeout", f"{SECONDS:.0f}", "python", "-m", f"tests.cluster_managers.programs.{program}", *arguments]
+        log = self.shared.parent / f"{program}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(self.command(*words, conf=conf), stdout=out, stderr=out)
+        try:
+            yield Program(process, log)
+        finally:
+            process.kill()
+            process.wait()
+            subprocess.run(self.command("pkill", "-f", f"programs.{program}"), capture_output=True)
+            until(lambda: not self.executors(), 60, every=0.5)
+
+    def outcome(self, program: str, *arguments: str, conf: dict[str, object] | None = None) -> dict[str, Any]:
+        """Run a program, and return its outcome."""
+        with self.running(program, *arguments, conf=conf) as it:
+            return it.outcome()
+
+    def executors(self) -> dict[str, Any]:
+        return self.kubernetes.pods(self.namespace, SELECTOR)
+
+    def restart(self) -> None:
+        """Have the notebook's pod read what was applied."""
+        self.ctl("delete", "pod", "notebook-0")
+        self.ready()
+
+    def ready(self) -> None:
+        self.ctl("wait", "--for=create", "pod/notebook-0", "--timeout=60s", seconds=70)
+        self.ctl("wait", "--for=condition=Ready", "pod/notebook-0", "--timeout=120s", seconds=130)
+
+
+@dataclass
+class Program:
+    """A program that runs in the notebook's pod."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self, pattern: str, seconds: float = SECONDS) -> bool:
+        """Wait until it has written something; False if it has ended without."""
+
+        def looks() -> bool:
+            return self.process.poll() is not None or bool(re.search(pattern, self.log.read_text(errors="replace")))
+
+        until(looks, seconds, every=0.2)
+        return bool(re.search(pattern, self.log.read_text(errors="replace")))
+
+    def outcome(self) -> dict[str, Any]:
+        code = self.process.wait(SECONDS)
+        text = self.log.read_text(errors="replace")
+        assert code == 0, text[-4000:]
+        return printed(text)
+
+
+def rendered(*options: str) -> str:
+    """Return the manifests, by the command of the docs."""
+    words = [sys.executable, "-m", "tfos_nb", "kubernetes", "render", "--image", image.NAME, *SIZES, *options]
+    return subprocess.run(words, check=True, capture_output=True, text=True, cwd=CHECKOUT).stdout
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with kubernetes(tmp_path_factory.mktemp("kubernetes"), image.build()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def place(cluster: Kubernetes) -> Place:
+    """The namespace of the docs, with a volume of this machine's that both nodes see."""
+    shared = cluster.folder / "shared"
+    shared.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(CHECKOUT / "tests", shared / "tests", ignore=ignored)
+    shared.chmod(0o777)
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "shared"},
+        "spec": {
+            "capacity": {"storage": "50Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "hostPath": {"path": str(shared)},
+            "claimRef": {"namespace": "tfos-nb", "name": "tfos-nb-shared"},
+        },
+    }
+    cluster.ctl("apply", "--filename=-", given=json.dumps(volume))
+    made = Place(cluster, shared, manifests=rendered("--namespace", "tfos-nb", "--create-namespace"))
+    cluster.ctl("apply", "--filename=-", given=made.manifests)
+    made.ready()
+    return made
+
+
+@pytest.fixture
+def folder(place: Place, request: pytest.FixtureRequest) -> Path:
+    """A folder of the test's own in /shared, as this machine sees it."""
+    made = place.shared / re.sub(r"\W+", "-", request.node.name)
+    made.mkdir()
+    made.chmod(0o777)
+    return made
+
+
+def in_pods(place: Place, path: Path) -> str:
+    """Return a path below the shared folder as pods see it."""
+    return f"/shared/{path.relative_to(place.shared)}"
+
+
+# --- the page's commands ----------------------------------------------------------------------------------------------
+
+
+def test_the_quickstart_runs_unchanged_in_the_notebooks_pod(place: Place, folder: Path) -> None:
+    """Its own assertions are about the accuracy. The panel's static page is in its outputs."""
+    shutil.copy(CHECKOUT / "notebooks" / "01_quickstart.ipynb", folder)
+    (folder / "01_quickstart.ipynb").chmod(0o666)
+    command = place.command("jupyter", "execute", "--inplace", f"{in_pods(place, folder)}/01_quickstart.ipynb")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    outputs = [
+        output
+        for cell in nbformat.read(folder / "01_quickstart.ipynb", 4)["cells"]
+        for output in cell.get("outputs", ())
+    ]
+    data = [output["data"] for output in outputs if "data" in output]
+    (found,) = [
+        one["application/vnd.tfos-nb.outcome+json"] for one in data if "application/vnd.tfos-nb.outcome+json" in one
+    ]
+    assert found["accuracy"] >= 0.97
+    assert any("worker:1" in one.get("text/html", "") for one in data), "the panel"
+    assert "k8s://https://kubernetes.default.svc" in "".join(output.get("text", "") for output in outputs)
+
+
+def test_rows_models_and_checkpoints_are_on_the_shared_volume(place: Place, folder: Path) -> None:
+    """Training fed from a DataFrame, files read by TensorFlow, and two models applied by TFModel.transform."""
+    found = place.outcome("train_on_shared", in_pods(place, folder))
+    assert found["scored"] == {"keras": 600, "saved_model": 600}
+    assert found["records"] == 600
+    assert found["executors"] == ["1", "2"]
+    assert {node["tfos_nb"] for node in found["fed"].values()} == {
+        "/opt/python/lib/python3.11/site-packages/tfos_nb/__init__.py"
+    }
+    assert {pod["status"].get("phase") for pod in place.executors().values()} <= {"Succeeded", "Running"}
+    assert until(lambda: not place.executors(), 60, every=0.5), "no pod is left"
+
+
+def test_stop_leaves_no_process_of_a_node_in_the_pods(place: Place) -> None:
+    with place.running("on_kubernetes", "wait") as it:
+        assert it.said("running")
+        assert until(lambda: supervisors(place) == 2, 60, every=0.5)
+        subprocess.run(place.command("pkill", "-INT", "-f", "programs.on_kubernetes"), check=True)
+        assert until(lambda: supervisors(place) == 0, 30, every=0.5)
+    assert until(lambda: not place.executors(), 60, every=0.5)
+
+
+def supervisors(place: Place) -> int:
+    """Count the nodes' supervisors on both nodes of Kubernetes."""
+    return sum(
+        "tfos_nb.runtime.node.supervisor" in line for node in place.kubernetes.nodes for line in node.processes()
+    )
+
+
+# --- the loss of a pod ------------------------------------------------------------------------------------------------
+
+
+def losing(place: Place, folder: Path, epochs: int, **options: Any) -> tuple[str, ...]:
+    return "lose_a_host", in_pods(place, folder), str(epochs), json.dumps({"restarts": 3, **options})
+
+
+def saved_once(folder: Path) -> bool:
+    return until(lambda: any(folder.glob("models/checkpoints/*/00000001/place.json")), 120, every=0.2)
+
+
+def first_executor(place: Place) -> str:
+    return min(place.executors())
+
+
+@pytest.mark.parametrize("how", ["delete", "kill", "evict"])
+def test_a_training_goes_on_after_the_loss_of_an_executors_pod(place: Place, folder: Path, how: str) -> None:
+    """Announced or not. A node that is told in time leaves after it has saved a state."""
+    epochs = 12
+    with place.running(*losing(place, folder, epochs)) as it:
+        assert saved_once(folder), it.log.read_text()[-4000:]
+        remove(place, first_executor(place), how)
+        found = it.outcome()
+        text = it.log.read_text(errors="replace")
+    assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}, "each row once an epoch"
+    if how == "kill":
+        assert re.search(r"worker:\d .*its supervisor is gone", text)
+    else:
+        assert re.search(r"Spark decommissions executor \d: Kubernetes says of pod \S+: \w+", text), text[-3000:]
+        assert re.search(r"worker:\d leave executors that end|moved|leave", text)
+    if how == "evict":
+        assert "EvictionByEvictionAPI" in text
+
+
+def remove(place: Place, pod: str, how: str) -> None:
+    if how == "evict":
+        asked = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": place.namespace}}
+        path = f"/api/v1/namespaces/{place.namespace}/pods/{pod}/eviction"
+        place.ctl("create", f"--raw={path}", "--filename=-", given=json.dumps(asked))
+    elif how == "delete":
+        place.ctl("delete", "pod", pod, "--wait=false")
+    else:
+        place.ctl("delete", "pod", pod, "--force", "--grace-period=0", "--wait=false")
+
+
+def test_a_drained_node_is_left_and_used_again(place: Place, folder: Path) -> None:
+    """With ``min_workers`` the others go on; the lost worker joins them again once its pod finds a host."""
+    epochs, host = 30, place.kubernetes.nodes[1].name
+    elsewhere = {"spark.kubernetes.executor.request.cores": "1100m"}  # so that a node of Kubernetes takes one of them
+    with place.running(*losing(place, folder, epochs, min_workers=1), conf=elsewhere) as it:
+        assert saved_once(folder), it.log.read_text()[-4000:]
+        try:
+            place.ctl("drain", host, "--ignore-daemonsets", "--force", "--delete-emptydir-data", seconds=90)
+            assert it.said(r"continues without worker:|leave executors that end"), it.log.read_text()[-3000:]
+        finally:
+            place.ctl("uncordon", host)
+            place.ready()
+        found = it.outcome()
+    assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
+
+
+def test_a_node_that_takes_too_much_memory_is_named_with_the_pods_limit(place: Place) -> None:
+    found = place.outcome("on_kubernetes", "take_memory")
+    assert found["node"] == "worker:1"
+    assert re.search(
+        r"killed by SIGKILL \(OOMKilled\): its container has reached its memory limit of 2\.5 GiB", found["error"]
+    )
+
+
+def test_executors_end_with_the_notebooks_pod(place: Place) -> None:
+    with place.running("on_kubernetes", "wait", json.dumps({"heartbeat_timeout": 5.0})) as it:
+        assert it.said("running")
+        assert supervisors(place) == 2
+        place.ctl("delete", "pod", "notebook-0", "--force", "--grace-period=0", "--wait=false")
+        assert until(lambda: supervisors(place) == 0, 5.0 + 10.0, every=0.2), "the heartbeat limit, and time to end"
+        assert until(lambda: not place.executors(), 60, every=0.5), "Kubernetes removes them with their owner"
+    place.ready()
+
+
+# --- executors that do not start --------------------------------------------------------------------------------------
+
+
+def refused(place: Place, **conf: object) -> tuple[str, float]:
+    """Return the error of a launch whose executors do not start, and the seconds that it took."""
+    settings = {name.replace("__", "."): value for name, value in conf.items()}
+    found = place.outcome("on_kubernetes", "count", json.dumps({"rendezvous_timeout": 45.0}), conf=settings)
+    assert found["seconds"] < 45.0 + 15.0
+    return found["error"], found["seconds"]
+
+
+def test_an_image_that_cannot_be_pulled_is_named(place: Place) -> None:
+    error, _ = refused(place, spark__kubernetes__container__image="registry.example/nothing:1")
+    assert re.search(
+        r"PlanError: needs 2 slots .* Kubernetes says of pods? \S+exec-1.*(ErrImagePull|ImagePullBackOff)", error
+    )
+    assert "registry.example/nothing:1" in error
+
+
+def test_pods_for_which_no_host_has_cpus_are_named(place: Place) -> None:
+    error, seconds = refused(place, spark__kubernetes__executor__request__cores="50")
+    assert re.search(
+        r"Kubernetes says of pods \S+exec-1, \S+exec-2: Unschedulable: 0/2 nodes .*Insufficient cpu", error
+    )
+    assert "see to it that Kubernetes can run these pods" in error
+    assert seconds > 40, "a host may be about to be started"
+
+
+def test_a_quota_is_named(place: Place) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    place.ctl("apply", "--filename=-", given=json.dumps(quota))
+    try:
+        error, _ = refused(place)
+    finally:
+        place.ctl("delete", "resourcequota", "few")
+    assert re.search(
+        r"Kubernetes refuses Spark's pods: pods \S+ is forbidden: exceeded quota: few, requested: pods=1", error
+    )
+
+
+def test_a_missing_permission_is_named(place: Place) -> None:
+    place.ctl("delete", "rolebinding", "tfos-nb")
+    try:
+        found = place.outcome("on_kubernetes", "count")
+    finally:
+        place.kubernetes.ctl("apply", "--filename=-", given=place.manifests)
+    assert re.search(
+        r"PlanError: Spark did not start: Kubernetes refuses .* cannot get resource .pods.", found["error"]
+    )
+    assert "docs/kubernetes/rbac.yaml" in found["error"]
+
+
+def test_an_image_without_tensorflow_is_named(place: Place) -> None:
+    found = place.outcome("on_kubernetes", "count", conf={"spark.kubernetes.container.image": image.BARE})
+    assert "tensorflow" in found["error"]
+    assert "worker:" in found["error"]
+
+
+# --- stricter pods ----------------------------------------------------------------------------------------------------
+
+
+def with_template(place: Place, name: str, change: Any) -> dict[str, object]:
+    """Put a changed template of executors' pods in the shared folder; return the setting that selects it."""
+    import yaml
+
+    template = yaml.safe_load((CHECKOUT / "docs" / "kubernetes" / "executor.yaml").read_text())
+    change(template["spec"])
+    (place.shared / name).write_text(yaml.safe_dump(template))
+    return {"spark.kubernetes.executor.podTemplateFile": f"/shared/{name}"}
+
+
+def without_shm(spec: dict[str, Any]) -> None:
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "shm"]
+    mounts = spec["containers"][0]["volumeMounts"]
+    spec["containers"][0]["volumeMounts"] = [mount for mount in mounts if mount["name"] != "shm"]
+
+
+def of_another_user(spec: dict[str, Any]) -> None:
+    """As OpenShift does: a user without a name, of group 0, and a root file system that is read-only."""
+    spec["securityContext"] |= {"runAsUser": 1000660000, "runAsGroup": 0}
+    spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] = True
+    spec["containers"][0]["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})
+    spec["volumes"].append({"name": "tmp", "emptyDir": {}})
+
+
+def test_sixty_four_megabytes_of_dev_shm_are_enough(place: Place, folder: Path) -> None:
+    """The runtime's default, without the template's volume."""
+    conf = with_template(place, "no-shm.yaml", without_shm)
+    found = place.outcome("train_on_shared", in_pods(place, folder), conf=conf)
+    assert found["scored"] == {"keras": 600, "saved_model": 600}
+    seen = place.outcome("on_kubernetes", "count", conf=conf)["results"]
+    assert {node[2] for node in seen.values()} == {64 << 20}
+
+
+def test_a_user_without_a_name_and_a_read_only_root_file_system(place: Place, folder: Path) -> None:
+    conf = with_template(place, "other-user.yaml", of_another_user)
+    found = place.outcome("train_on_shared", in_pods(place, folder), conf=conf)
+    assert found["scored"] == {"keras": 600, "saved_model": 600}
+    seen = place.outcome("on_kubernetes", "count", conf=conf)["results"]
+    assert {node[1] for node in seen.values()} == {1000660000}
+
+
+# --- network policies -------------------------------------------------------------------------------------------------
+
+LISTENING = 'cat /proc/net/tcp /proc/net/tcp6 | awk \'$4 == "0A" {split($2, a, ":"); print a[2]}\''
+
+
+def ports_of(place: Place, pod: str) -> list[int]:
+    """Return the ports on which a pod's processes listen."""
+    lines = place.ctl("exec", pod, "--", "bash", "-c", LISTENING).split()
+    return sorted({int(line, 16) for line in lines})
+
+
+def test_a_stranger_reaches_neither_tensorflow_nor_the_door(place: Place, folder: Path) -> None:
+    """A pod in another namespace tries every port of the pods, while a training runs, which goes on."""
+    with place.running(*losing(place, folder, 12)) as it:
+        assert saved_once(folder), it.log.read_text()[-4000:]
+        pods = place.kubernetes.pods(place.namespace)
+        tried = {pod["status"]["podIP"]: ports_of(place, name) for name, pod in pods.items()}
+        open_ports = stranger_reaches(place.kubernetes, tried)
+        found = it.outcome()
+    assert sum(map(len, tried.values())) > 6
+    assert any(7300 <= port <= 7307 for ports in tried.values() for port in ports), "the door"
+    assert open_ports == []
+    assert {total for total, _ in found["results"].values()} == {sum_of_ids(12)}
+
+
+TRIES = """\
+import json, socket, sys
+found = []
+for host, ports in json.loads(sys.argv[1]).items():
+    for port in ports:
+        try:
+            socket.create_connection((host, port), 1).close()
+            found.append([host, port])
+        except OSError:
+            pass
+print(json.dumps(found))
+"""
+
+
+def stranger_reaches(kubernetes: Kubernetes, ports: dict[str, list[int]]) -> list[Any]:
+    """Run a pod without the labels of the policies, and return what it reaches."""
+    container = {
+        "name": "stranger",
+        "image": image.NAME,
+        "command": ["/opt/python/bin/python", "-c", TRIES, json.dumps(ports)],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "stranger", "namespace": "default"},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }
+    kubernetes.ctl("apply", "--filename=-", given=json.dumps(pod))
+    try:
+        done = "--for=jsonpath={.status.phase}=Succeeded"
+        kubernetes.ctl("wait", done, "pod/stranger", "--timeout=90s", seconds=100)
+        found: list[Any] = json.loads(kubernetes.ctl("logs", "stranger"))
+        return found
+    finally:
+        kubernetes.ctl("delete", "pod", "stranger", "--force", "--grace-period=0")
