@@ -27,6 +27,8 @@ FROM_APT = command -v $(1) >/dev/null || { \
 	else \
 	    echo "$(3): sudo apt-get install $(2)" >&2; exit 1; \
 	fi; }
+KUBERNETES_NEEDS := buildah busybox-static conntrack containerd containernetworking-plugins debootstrap ipset iptables \
+    iproute2 nftables openssl runc tini
 DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*/*.json)
 
 .PHONY: help
@@ -47,11 +49,11 @@ PARALLEL = $(if $(findstring tests/,$(ARGS)),,-n auto --dist loadfile --no-loads
 
 .PHONY: test
 test: $(VENV)/.test ## Run the tests but those below, all cores at it; ends with pytest's closing line
-	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn and not kubernetes" $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown
-	@$(BIN)/python -m pytest -m "slow and not browser and not standalone and not yarn" -o faulthandler_timeout=3600 $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not browser and not standalone and not yarn and not kubernetes" -o faulthandler_timeout=3600 $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
@@ -64,6 +66,14 @@ test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark stan
 .PHONY: test-yarn
 test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop's daemons on loopback (Java and Maven)
 	@$(BIN)/python -m pytest -m "yarn and not slow" -o faulthandler_timeout=600 $(ARGS)
+
+.PHONY: test-kubernetes
+test-kubernetes: $(VENV)/.test ## Run a notebook and executors in pods of a Kubernetes of its own (root, Go; builds it once)
+	@$(call FROM_APT,containerd,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
+	@$(call FROM_APT,nft,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
+	@$(call FROM_APT,buildah,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
+	@$(BIN)/python -m tests.cluster_managers.kubernetes.binaries
+	@$(BIN)/python -m pytest -m "kubernetes and not slow" -o faulthandler_timeout=900 $(ARGS)
 
 .PHONY: pictures
 pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser

@@ -68,7 +68,7 @@ Losses are in it because what replaces a lost worker is made of TensorFlow's own
 """
 
 _NOT_THERE = ("no Python", "these do not go together")
-_MARKS = "not browser and not faults and not slow and not standalone and not yarn"
+_MARKS = "not browser and not faults and not slow and not standalone and not yarn and not kubernetes"
 _PATIENCE = 3600.0
 _TESTS_NEED = ("hypothesis", "packaging", "pytest", "pyyaml", "scikit-learn", "nbclient", "nbconvert")
 

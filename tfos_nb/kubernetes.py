@@ -328,7 +328,7 @@ def _settings(values: Values) -> dict[str, str]:
             "spark.kubernetes.executor.podTemplateFile": "/etc/tfos-nb/executor-gpu.yaml",
             "spark.executor.resource.gpu.amount": str(values.gpus),
             "spark.executor.resource.gpu.vendor": "nvidia.com",
-            "spark.executor.resource.gpu.discoveryScript": "/opt/spark/getGpusResources.sh",
+            "spark.executor.resource.gpu.discoveryScript": "/opt/gpus.sh",
             "spark.task.resource.gpu.amount": "1",
         }
     return {**found, **values.conf}

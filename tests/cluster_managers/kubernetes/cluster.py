@@ -46,6 +46,7 @@ COMMANDS = {
     "ip": "iproute2",
     "ipset": "ipset",
     "iptables": "iptables",
+    "nft": "nftables",
     "nsenter": "util-linux",
     "openssl": "openssl",
     "runc": "runc",
@@ -421,7 +422,7 @@ def _proxy(made: Kubernetes) -> dict[str, Any]:
         "clientConnection": {"kubeconfig": str(made.kubeconfig)},
         "clusterCIDR": PODS,
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
-        "mode": "iptables",
+        "mode": "nftables",  # a table of its own: kube-router writes iptables' as a whole, over others' changes
     }
 
 

@@ -1,0 +1,96 @@
+"""What Kubernetes says of pods is read from its API's own objects; a test on a real cluster makes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tfos_nb.spark.contexts.pods import Pod, explain, refusal_in
+
+
+def pod(phase: str = "Pending", *, name: str = "p-exec-1", deleted: bool = False, **status: Any) -> Pod:
+    metadata = {"name": name, "labels": {"spark-exec-id": name.rpartition("-")[2]}}
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-11-29T09:00:00Z"
+    container = {"name": "executor", "resources": {"limits": {"memory": "4Gi"}}}
+    return Pod.of({"metadata": metadata, "spec": {"containers": [container]}, "status": {"phase": phase, **status}})
+
+
+def condition(kind: str, status: str, reason: str, message: str) -> dict[str, Any]:
+    return {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "executor", "state": state}]}
+
+
+NO_HOST = condition("PodScheduled", "False", "Unschedulable", "0/2 nodes are available:\n2 Insufficient cpu.")
+NO_IMAGE = container(waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
+PULLING = container(waiting={"reason": "ContainerCreating"})
+OUT_OF_MEMORY = container(terminated={"reason": "OOMKilled", "exitCode": 137})
+EVICTED = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "coming"),
+    [
+        (pod(**NO_HOST), "Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.", True),
+        (pod(**PULLING), "ContainerCreating", True),
+        (pod(**NO_IMAGE), "ImagePullBackOff: Back-off pulling image", False),
+        (pod("Running", **container(running={})), "", False),
+        (pod("Failed", **OUT_OF_MEMORY), "OOMKilled, exit code 137: the pod's memory limit is 4Gi", False),
+        (pod("Failed", **container(terminated={"exitCode": 1})), "Error, exit code 1", False),
+        (pod("Succeeded", **container(terminated={"reason": "Completed", "exitCode": 0})), "", False),
+        (
+            pod("Failed", reason="Evicted", message="The node was low on memory."),
+            "Evicted: The node was low on memory.",
+            False,
+        ),
+        (pod("Running", **EVICTED), "EvictionByEvictionAPI: Eviction API: evicting", False),
+        (pod("Running", deleted=True), "deleted", False),
+        (Pod.of({"metadata": {"name": "new"}}), "", True),
+    ],
+)
+def test_a_pods_reason_is_kubernetes_own(found: Pod, reason: str, coming: bool) -> None:
+    assert (found.reason, found.coming) == (reason, coming)
+
+
+def test_pods_of_one_kind_are_named_together() -> None:
+    four = [pod(name=f"p-exec-{number}", **NO_HOST) for number in range(1, 5)]
+    missing = explain([*four, pod(name="p-exec-5", **NO_IMAGE)], "")
+    assert missing.text == (
+        "Kubernetes says of pods p-exec-1, p-exec-2, p-exec-3, ...: Unschedulable: 0/2 nodes are available: 2 "
+        "Insufficient cpu; Kubernetes says of pod p-exec-5: ImagePullBackOff: Back-off pulling image"
+    )
+    assert missing.kinds == {"Unschedulable", "ImagePullBackOff"}
+    assert missing.coming, "some may start"
+
+
+def test_pods_that_are_refused_do_not_come_by_themselves() -> None:
+    missing = explain([pod(**NO_HOST)], "pods are forbidden: exceeded quota: q")
+    assert missing.text.endswith("Kubernetes refuses Spark's pods: pods are forbidden: exceeded quota: q")
+    assert not missing.coming
+
+
+def test_nothing_is_known_of_pods_that_run() -> None:
+    assert explain([pod("Running", **container(running={}))], "").text == ""
+
+
+LOG = """\
+Exception when notifying snapshot subscriber.
+io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: https://k/api/v1/pods. \
+Message: pods "a-exec-1" is forbidden: exceeded quota: old. Received status: Status(apiVersion=v1, code=403)
+\tat io.fabric8.kubernetes.client.dsl.internal.OperationSupport.requestFailure(OperationSupport.java:642)
+io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: https://k/api/v1/pods. \
+Message: pods "a-exec-2" is forbidden: exceeded quota: few. Received status: Status(apiVersion=v1, code=403)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+"""
+
+
+def test_the_newest_refusal_is_found_in_sparks_log() -> None:
+    assert refusal_in(LOG) == 'pods "a-exec-2" is forbidden: exceeded quota: few'
+    assert refusal_in("Message: nothing of Kubernetes") == ""
+    assert refusal_in("KubernetesClientException: Message: no more text") == "no more text"
+    assert not re.search(r"\n", refusal_in(LOG))
