@@ -23,7 +23,7 @@ import pytest
 from tests.cluster_managers.kubernetes import image
 from tests.cluster_managers.kubernetes.binaries import FOLDER
 from tests.cluster_managers.kubernetes.cluster import Kubernetes, kubernetes, why_not
-from tests.cluster_managers.submit import as_options, printed
+from tests.cluster_managers.submit import PROGRAMS, as_options, outcome, printed, submitted
 from tests.faults import sum_of_ids
 from tests.waiting import until
 
@@ -126,7 +126,7 @@ def rendered(*options: str) -> str:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     if reason := why_not():
         pytest.skip(reason)
-    with kubernetes(tmp_path_factory.mktemp("kubernetes"), image.build()) as running:
+    with kubernetes(tmp_path_factory.mktemp("kubernetes"), image.build(), gpus=2) as running:
         yield running
 
 
@@ -138,22 +138,22 @@ def place(cluster: Kubernetes) -> Place:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(CHECKOUT / "tests", shared / "tests", ignore=ignored)
     shared.chmod(0o777)
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": "shared"},
-        "spec": {
-            "capacity": {"storage": "50Gi"},
-            "accessModes": ["ReadWriteMany"],
-            "hostPath": {"path": str(shared)},
-            "claimRef": {"namespace": "tfos-nb", "name": "tfos-nb-shared"},
-        },
-    }
-    cluster.ctl("apply", "--filename=-", given=json.dumps(volume))
+    cluster.ctl("apply", "--filename=-", given=json.dumps(volume_of(shared, "tfos-nb", "shared")))
     made = Place(cluster, shared, manifests=rendered("--namespace", "tfos-nb", "--create-namespace"))
     cluster.ctl("apply", "--filename=-", given=made.manifests)
     made.ready()
     return made
+
+
+def volume_of(path: Path, namespace: str, name: str) -> dict[str, Any]:
+    """Return a volume of this machine's, which both nodes see, for the claim of a namespace."""
+    spec = {
+        "capacity": {"storage": "50Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(path)},
+        "claimRef": {"namespace": namespace, "name": "tfos-nb-shared"},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.fixture
@@ -221,6 +221,96 @@ def supervisors(place: Place) -> int:
     return sum(
         "tfos_nb.runtime.node.supervisor" in line for node in place.kubernetes.nodes for line in node.processes()
     )
+
+
+ASK = """\
+import json, subprocess, sys, urllib.request
+listed = subprocess.run(["jupyter", "server", "list", "--jsonlist"], capture_output=True, text=True, check=True)
+server = json.loads(listed.stdout)[0]
+asked = urllib.request.Request("http://127.0.0.1:8888/" + sys.argv[2], method=sys.argv[1])
+asked.add_header("Authorization", "token " + server["token"])
+print(urllib.request.urlopen(asked, timeout=10).read().decode())
+"""
+
+
+def answer(place: Place, method: str, path: str) -> str:
+    """Ask the notebook's Jupyter server, in its pod."""
+    done = subprocess.run(place.command("python", "-c", ASK, method, path), capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+def test_tensorboard_and_stop_go_through_the_notebooks_server(place: Place, folder: Path) -> None:
+    """TensorBoard runs in the chief's pod; nothing but the door connects it with the notebook's pod."""
+    with place.running("show_tensorboard", f"{in_pods(place, folder)}/logs", in_pods(place, folder)) as it:
+        assert until(lambda: (folder / "cluster").exists(), 120), it.log.read_text()[-4000:]
+        cluster = (folder / "cluster").read_text()
+        page = f"tfos-nb/tb/{cluster}/data/plugin/timeseries/tags"
+        assert until(lambda: "speed" in answer(place, "GET", page), 90, every=1.0), answer(place, "GET", page)
+        answer(place, "POST", f"tfos-nb/api/clusters/{cluster}/stop")
+        (folder / "end").touch()
+        assert it.process.wait(60) == 0, it.log.read_text()[-4000:]
+
+
+def test_a_detached_cluster_outlives_its_kernel_in_the_pod(place: Place, folder: Path) -> None:
+    with place.running("detach_in_pod", "launch", in_pods(place, folder)) as it:
+        assert it.process.wait(SECONDS) != 0, "it kills itself"
+        assert (folder / "id").exists(), it.log.read_text()[-4000:]
+        found = place.outcome("detach_in_pod", "attach", in_pods(place, folder))
+    assert found["id"] == (folder / "id").read_text()
+    assert sum(found["results"].values()) == 1000
+
+
+def test_a_driver_outside_trains_with_executors_in_pods(place: Place, folder: Path, tmp_path: Path) -> None:
+    """Spark's driver is a process of this machine, in client mode. /shared has the same path on both sides."""
+    kubernetes, namespace = place.kubernetes, "outside"
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "tfos-nb-shared"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    kubernetes.ctl("create", "namespace", namespace)
+    volume = volume_of(place.shared, namespace, "outside")
+    kubernetes.ctl("apply", f"--namespace={namespace}", "--filename=-", given=json.dumps(claim))
+    kubernetes.ctl("apply", "--filename=-", given=json.dumps(volume))
+    template = tmp_path / "executor.yaml"
+    text = (CHECKOUT / "docs" / "kubernetes" / "executor.yaml").read_text()
+    template.write_text(text.replace("mountPath: /shared", f"mountPath: {place.shared}"))
+    settings = {
+        "spark.kubernetes.namespace": namespace,
+        "spark.kubernetes.container.image": image.NAME,
+        "spark.kubernetes.executor.podTemplateFile": str(template),
+        "spark.kubernetes.executor.podTemplateContainerName": "executor",
+        "spark.kubernetes.executor.useDriverPodIP": "false",
+        "spark.driver.host": kubernetes.network.address,
+        "spark.driver.bindAddress": kubernetes.network.address,
+        "spark.executor.instances": "2",
+        "spark.executor.cores": "1",
+        "spark.executor.memoryOverhead": "1500m",
+        "spark.decommission.enabled": "true",
+    }
+    given = [
+        "--master",
+        f"k8s://{kubernetes.url}",
+        *as_options(settings),
+        str(PROGRAMS / "train_on_shared.py"),
+        str(folder),
+    ]
+    told = {
+        "KUBECONFIG": str(kubernetes.kubeconfig),
+        "PYSPARK_PYTHON": "/opt/python/bin/python",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": kubernetes.network.address,
+    }
+    with submitted(given, told, tmp_path) as running:
+        outcome(running)
+    found = printed(running.log.read_text(errors="replace"))
+    assert found["scored"] == {"keras": 600, "saved_model": 600}
+    assert until(lambda: not kubernetes.pods(namespace), 60, every=0.5), "no pod is left"
 
 
 # --- the loss of a pod ------------------------------------------------------------------------------------------------
@@ -402,6 +492,23 @@ def test_a_user_without_a_name_and_a_read_only_root_file_system(place: Place, fo
     assert found["scored"] == {"keras": 600, "saved_model": 600}
     seen = place.outcome("on_kubernetes", "count", conf=conf)["results"]
     assert {node[1] for node in seen.values()} == {1000660000}
+
+
+def test_workers_get_gpus_and_a_parameter_server_gets_none(place: Place) -> None:
+    """By the template and the settings of the page. The GPUs are a device plugin's that do not exist."""
+    gpu = "spark.executor.resource.gpu"
+    conf: dict[str, object] = {
+        "spark.kubernetes.executor.podTemplateFile": "/etc/tfos-nb/executor-gpu.yaml",
+        f"{gpu}.amount": 1,
+        f"{gpu}.vendor": "nvidia.com",
+        f"{gpu}.discoveryScript": "/opt/gpus.sh",
+        "spark.executor.cores": 2,
+        "spark.kubernetes.executor.request.cores": "300m",
+        "spark.task.resource.gpu.amount": 1,
+    }
+    with place.running("on_kubernetes", "count", json.dumps({"gpus": 1, "workers": 2}), conf=conf) as it:
+        found = it.outcome()
+    assert {node: seen[4] for node, seen in found["results"].items()} == {"worker:0": ["0"], "worker:1": ["0"]}
 
 
 # --- network policies -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
     go.etcd.io/etcd/server       etcd: Debian's cannot do all that Spark's client asks for
     github.com/coredns/coredns   coredns, with the plugins that names of services need
     github.com/cloudnativelabs/kube-router   kube-router, which enforces network policies
+    gpu_plugin.go                gpu-plugin, a device plugin with GPUs that do not exist
 
 They are kept outside the checkout, in a folder named after their versions: ``TFOS_NB_KUBERNETES``, or
 ``~/.cache/tfos_nb/kubernetes-VERSION``. It takes ten to twenty minutes on two cores, and 600 MB. Everything else comes
@@ -53,11 +54,14 @@ def build(told: Callable[[str], None] = print) -> None:
     _once("etcd", _etcd, told)
     _once("coredns", _coredns, told)
     _once("kube-router", _kube_router, told)
+    _once("gpu-plugin", _gpu_plugin, told)
 
 
 def missing() -> list[str]:
     """Return the names of the binaries that are not there."""
-    return [name for name in (*_KUBERNETES, "etcd", "coredns", "kube-router") if not (FOLDER / name).exists()]
+    return [
+        name for name in (*_KUBERNETES, "etcd", "coredns", "kube-router", "gpu-plugin") if not (FOLDER / name).exists()
+    ]
 
 
 def _once(name: str, make: Callable[[str, Path], None], told: Callable[[str], None]) -> None:
@@ -104,6 +108,12 @@ def _kube_router(name: str, to: Path) -> None:
     _go(FOLDER, "install", "-trimpath", "-ldflags", _STRIPPED, package, GOBIN=str(made), GOFLAGS="")
     (made / name).rename(to)
     made.rmdir()
+
+
+def _gpu_plugin(_name: str, to: Path) -> None:
+    module = _module("gpu-plugin", f"require k8s.io/kubelet v0{VERSION[1:]}")
+    module.joinpath("main.go").write_text(Path(__file__).with_name("gpu_plugin.go").read_text())
+    _go(module, "build", "-trimpath", "-ldflags", _STRIPPED, "-o", str(to), ".")
 
 
 def _module(name: str, requires: str) -> Path:

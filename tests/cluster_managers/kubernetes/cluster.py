@@ -147,8 +147,11 @@ class Node:
 
 
 @contextmanager
-def kubernetes(folder: Path, images: Path, nodes: int = 2) -> Iterator[Kubernetes]:
-    """Start a Kubernetes whose nodes have the images of :func:`image.build`; end all of it afterwards."""
+def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Iterator[Kubernetes]:
+    """Start a Kubernetes whose nodes have the images of :func:`image.build`; end all of it afterwards.
+
+    The last node has ``gpus`` GPUs that do not exist, and the label of hosts that have some.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _remove_control_groups()
     with ExitStack() as started:
@@ -161,11 +164,14 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2) -> Iterator[Kubernete
             folder_of_images = folder / f"node-{number}" / "containerd"
             folder_of_images.mkdir(parents=True)
             image.copy_of(images, folder_of_images)
-            made.nodes.append(_start_node(made, host, f"node-{number}", started))
+            of_node = gpus if number == nodes - 1 else 0
+            made.nodes.append(_start_node(made, host, f"node-{number}", started, of_node))
         for node in made.nodes:
             made.ctl(
                 "wait", "--for=condition=Ready", f"node/{node.name}", f"--timeout={PATIENCE:.0f}s", seconds=PATIENCE + 5
             )
+        if gpus:
+            made.ctl("label", "node", made.nodes[-1].name, "nvidia.com/gpu.present=true")
         yield made
 
 
@@ -313,6 +319,7 @@ while ! ctr version >/dev/null 2>&1; do sleep 0.1; done
 "$BINARIES/kubelet" --config="$folder/kubelet.yaml" --kubeconfig="$folder/../kubeconfig-$name" \\
     --hostname-override="$name" --node-ip="$ADDRESS" >"$folder/kubelet.log" 2>&1 &
 while [ ! -e "$folder/cni/net.conflist" ]; do sleep 0.1; done
+"$BINARIES/gpu-plugin" "$GPUS" "$folder/nvidia-smi" >"$folder/gpu-plugin.log" 2>&1 &
 "$BINARIES/kube-router" --run-router=false --run-service-proxy=false --run-firewall=true \\
     --kubeconfig="$folder/../kubeconfig" --hostname-override="$name" \\
     --service-cluster-ip-range="$SERVICES" --health-port=0 >"$folder/kube-router.log" 2>&1 &
@@ -320,13 +327,23 @@ wait
 """
 
 
-def _start_node(made: Kubernetes, host: hosts.Host, name: str, started: ExitStack) -> Node:
+_NVIDIA_SMI = """\
+#!/bin/sh
+# A container numbers its GPUs from 0.
+echo "$NVIDIA_VISIBLE_DEVICES" | tr , '\\n' | awk '{print NR - 1}'
+"""
+
+
+def _start_node(made: Kubernetes, host: hosts.Host, name: str, started: ExitStack, gpus: int) -> Node:
     folder = made.folder / name
     (folder / "containerd.toml").write_text(_containerd())
     (folder / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet(made, host)))
     (folder / "proxy.yaml").write_text(yaml.safe_dump(_proxy(made)))
     (folder / "first.sh").write_text(_FIRST)
+    (folder / "nvidia-smi").write_text(_NVIDIA_SMI)
+    (folder / "nvidia-smi").chmod(0o755)
     environment = {**os.environ, "BINARIES": str(binaries.FOLDER), "ADDRESS": host.address, "SERVICES": SERVICES}
+    environment["GPUS"] = str(gpus)
     command = ["nsenter", f"--net=/run/netns/{host.name}", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
                "tini", "-g", "--", "sh", str(folder / "first.sh"), str(folder), name]  # fmt: skip
     daemon = daemons.start(name, command, environment, folder)
