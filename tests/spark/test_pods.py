@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.spark.contexts.pods import Pod, explain, refusal_in
+from tfos_nb.spark.contexts.pods import Missing, Pod, explain, refusal_in
 
 
 def pod(phase: str = "Pending", *, name: str = "p-exec-1", deleted: bool = False, **status: Any) -> Pod:
@@ -39,7 +39,7 @@ EVICTED = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Evicti
         (pod(**NO_HOST), "Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.", True),
         (pod(**PULLING), "ContainerCreating", True),
         (pod(**NO_IMAGE), "ImagePullBackOff: Back-off pulling image", False),
-        (pod("Running", **container(running={})), "", False),
+        (pod("Running", **container(running={})), "", True),
         (pod("Failed", **OUT_OF_MEMORY), "OOMKilled, exit code 137: the pod's memory limit is 4Gi", False),
         (pod("Failed", **container(terminated={"exitCode": 1})), "Error, exit code 1", False),
         (pod("Succeeded", **container(terminated={"reason": "Completed", "exitCode": 0})), "", False),
@@ -74,8 +74,11 @@ def test_pods_that_are_refused_do_not_come_by_themselves() -> None:
     assert not missing.coming
 
 
-def test_nothing_is_known_of_pods_that_run() -> None:
-    assert explain([pod("Running", **container(running={}))], "").text == ""
+def test_executors_of_pods_that_run_are_about_to_register() -> None:
+    running = pod("Running", **container(running={}))
+    assert explain([running], "") == Missing(text="", coming=True)
+    assert not explain([running, pod(name="p-exec-2", **NO_IMAGE)], "").coming, "the other one is what is missing"
+    assert not explain([], "").coming
 
 
 LOG = """\

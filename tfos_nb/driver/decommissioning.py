@@ -62,8 +62,8 @@ class DecommissionWatch:
         if self._context.announces_ends:
             threading.Thread(target=self._run, name="tfos_nb decommissioning", daemon=True).start()
 
-    def why_lost(self, executor: str) -> str:
-        """Return why an executor has ended, in the words of the cluster manager; empty if it does not say."""
+    def why_lost(self, executor: str) -> str | None:
+        """Return why an executor has ended, as :meth:`tfos_nb.spark.contexts.base.Context.why_lost`."""
         # A pod that Kubernetes has announced to end may be gone by now, and its reason with it.
         return self._reasons.get(executor) or self._context.why_lost(executor)
 
@@ -75,7 +75,7 @@ class DecommissionWatch:
             ending = self._context.in_time(partial(self._context.ending, names))
             if ending:
                 for name in sorted(ending):
-                    reason = self._reasons[name] = self._context.why_lost(name)
+                    reason = self._reasons[name] = self._context.why_lost(name) or ""
                     logger.warning("Spark decommissions executor %s%s", name, f": {reason}" if reason else "")
                 self._known |= ending
                 self._executors.executors_leave(ending)

@@ -39,7 +39,8 @@ class ClusterOutcome:
     jobs : callable
         Returns the nodes' Spark jobs. Set once, when they are submitted.
     why_lost : callable
-        Returns why the cluster manager has ended an executor, by its name; empty if it does not say. Set once.
+        Returns why the cluster manager has ended an executor, by its name; empty if it does not say that yet, None if
+        it never does. Set once.
     """
 
     def __init__(self, name: str, controller: ClusterController) -> None:
@@ -48,7 +49,7 @@ class ClusterOutcome:
         self.error: TfosError | None = None
         self.stop: Stop | None = None
         self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
-        self.why_lost: Callable[[str], str] = _unknown
+        self.why_lost: Callable[[str], str | None] = _unknown
         self._controller = controller
         self._changed = controller.changed
 
@@ -150,10 +151,10 @@ class ClusterOutcome:
         others = len({failure.node for failure in failures if failure.node} - {first.node})
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
 
-    def _why_lost(self, executor: str) -> str:
+    def _why_lost(self, executor: str) -> str | None:
         """Ask why an executor has ended. Kubernetes may need a moment to say it, for which a recovery does not wait."""
         deadline, never = time.monotonic() + (0.0 if self.may_go_on else _SETTLE_REASON), threading.Event()
-        while not (reason := self.why_lost(executor)) and time.monotonic() < deadline:
+        while (reason := self.why_lost(executor)) == "" and time.monotonic() < deadline:
             never.wait(_SETTLE)
         return reason
 
@@ -167,5 +168,5 @@ class ClusterOutcome:
         return error_of_job(job.error, "Spark ended the nodes' job")
 
 
-def _unknown(executor: str) -> str:
-    return ""
+def _unknown(executor: str) -> None:
+    """Stand for a cluster manager that does not say it."""

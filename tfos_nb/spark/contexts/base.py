@@ -146,9 +146,12 @@ class Context(ABC):
         """Return in a block a function that says why executors do not run, if the cluster manager says that."""
         yield Missing
 
-    def why_lost(self, executor: str) -> str:
-        """Return why the cluster manager has ended an executor, in its own words; empty if it does not say."""
-        return ""
+    def why_lost(self, executor: str) -> str | None:
+        """Return why the cluster manager has ended an executor, in its own words; empty if it does not say that yet.
+
+        None is the answer of a cluster manager that never says it.
+        """
+        return None
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
         """Call ``ask``, a query to Spark, and return its answer; None if it fails or takes too long."""

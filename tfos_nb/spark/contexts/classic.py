@@ -125,15 +125,15 @@ class Classic(Context):
         with self._pods() as pods:
             yield lambda: self.in_time(pods.why_missing) or Missing() if pods else Missing()
 
-    def why_lost(self, executor: str) -> str:
+    def why_lost(self, executor: str) -> str | None:
+        if not self.master.startswith(("k8s://", "yarn")):
+            return None
         with self._pods() as pods:
             said = self.in_time(partial(pods.why_lost, executor)) if pods else ""
         return said or self.in_time(partial(self._why_removed, executor)) or ""
 
     def _why_removed(self, executor: str) -> str:
-        """Return the reason with which Spark has removed an executor, if its cluster manager has given one."""
-        if not self.master.startswith(("k8s://", "yarn")):
-            return ""
+        """Return the reason with which Spark has removed an executor, if it has one."""
         executors = self._scala.statusStore().executorList(False)
         for one in map(executors.apply, range(executors.size())):
             if one.id() == executor and one.removeReason().isDefined():

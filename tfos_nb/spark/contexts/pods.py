@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ class Pod:
     reason : str
         What Kubernetes says: why it does not run, or why it has ended. Empty if it runs.
     coming : bool
-        Whether it may still start without anybody's help: it waits for a host, or for its image.
+        Whether it runs, or may still start without anybody's help: it waits for a host, or for its image.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Pod:
         waiting = _waiting(status)
         reason = _ended(found) or waiting or _unscheduled(status)
         hopeless = waiting.partition(":")[0] in _HOPELESS
-        coming = status.get("phase", "Pending") == "Pending" and not hopeless
+        coming = status.get("phase", "Pending") in ("Pending", "Running") and not hopeless and not _ended(found)
         return cls(metadata["name"], metadata.get("labels", {}).get("spark-exec-id", ""), reason, coming)
 
 
@@ -137,7 +137,7 @@ class Missing:
     kinds: frozenset[str] = frozenset()
 
 
-def explain(pods: Iterable[Pod], refused: str) -> Missing:
+def explain(pods: Sequence[Pod], refused: str) -> Missing:
     """Return why executors do not run, of all their pods and the newest refusal of a pod.
 
     Examples
@@ -152,7 +152,9 @@ def explain(pods: Iterable[Pod], refused: str) -> Missing:
     said = [f"Kubernetes says of {_named(several)}: {several[0].reason.rstrip('.')}" for several in by_reason.values()]
     if refused:
         said.append(f"Kubernetes refuses Spark's pods: {refused}")
-    coming = not refused and any(pod.coming for several in by_reason.values() for pod in several)
+    waiting = [pod for several in by_reason.values() for pod in several]
+    # If all run, their executors are about to register: the image may have come just now.
+    coming = not refused and any(pod.coming for pod in waiting or pods)
     return Missing("; ".join(said), coming, frozenset(by_reason) | ({"refused"} if refused else frozenset()))
 
 
