@@ -61,3 +61,37 @@ def test_nodes_that_fail_shortly_after_the_first_one_are_counted(up: Cluster) ->
 def test_a_failure_that_only_a_peer_can_have_caused_is_shown_if_no_other_comes(up: Cluster) -> None:
     up.say(COLLATERAL)
     assert "failed to connect" in str(shown(up, lambda: None))
+
+
+def reasoned(cluster: Cluster, *answers: str | None) -> tuple[str, list[str]]:
+    """Return the shown failure if the cluster manager gives these answers in turn, and who was asked for."""
+    outcome, asked = ClusterOutcome("c", cluster.controller), list[str]()
+    left = iter(answers)
+
+    def why(executor: str) -> str | None:
+        asked.append(executor)
+        return next(left, answers[-1])
+
+    outcome.why_lost = why
+    return str(outcome.first_failure()), asked
+
+
+def test_a_lost_node_is_shown_with_the_cluster_managers_reason_once_it_says_it(up: Cluster) -> None:
+    up.say(ended("ps:0", None, "SIGKILL"))
+    error, asked = reasoned(up, "", "Kubernetes says of pod p: Evicted")
+    assert ". Kubernetes says of pod p: Evicted" in error
+    assert len(asked) == 2
+    again, _ = reasoned(up, "Kubernetes says of pod p: Evicted")
+    assert again.count("Evicted") == 1
+
+
+def test_a_cluster_manager_that_never_says_why_is_asked_once(up: Cluster) -> None:
+    up.say(ended("ps:0", None, "SIGKILL"))
+    _, asked = reasoned(up, None)
+    assert len(asked) == 1
+
+
+def test_a_failure_of_the_program_is_not_the_cluster_managers(up: Cluster) -> None:
+    up.say(MainRaised("worker:0", "ValueError: no", "…"))
+    _, asked = reasoned(up, "Evicted")
+    assert asked == []
