@@ -143,6 +143,11 @@ class ClusterOutcome:
         others = len({failure.node for failure in failures if failure.node} - {first.node})
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
 
+    @property
+    def is_of_peers(self) -> bool:
+        """Whether all failures were caused by a peer, so that none says why."""
+        return bool(self._controller.failures) and not self._has_own_cause()
+
     def _has_own_cause(self) -> bool:
         return any(not failure.collateral for failure in self._controller.failures)
 
