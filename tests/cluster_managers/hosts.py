@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import psutil
+
+_NOBODY = "02:00:00:00:00:01"
+_CABLE = "cable"
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,74 @@ class Host:
         """Connect the host again."""
         _ip("link", "set", self.link, "up")
 
-    def slow_down(self, rate: str) -> None:
+    @contextmanager
+    def slow(self, rate: str) -> Iterator[None]:
         """Limit the rate in both directions, for example to ``20mbit``."""
-        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
-        _run("tc", "qdisc", "add", "dev", self.link, *limit)
-        _run(*self.command("tc", "qdisc", "add", "dev", "eth0", *limit))
+        with ExitStack() as undone:
+            _limit(undone, rate, ("dev", self.link))
+            _limit(undone, rate, ("dev", "eth0"), self)
+            yield
+
+
+@contextmanager
+def cut_link(one: Host, other: Host) -> Iterator[None]:
+    """Lose all packets between two hosts without an error; both still reach all others.
+
+    Each host sends the other's packets to a hardware address that no host has.
+    """
+    with ExitStack() as undone:
+        for here, there in ((one, other), (other, one)):
+            entry = (there.address, "dev", "eth0")
+            undone.callback(_ip, "-n", here.name, "neigh", "del", *entry)
+            _ip("-n", here.name, "neigh", "replace", *entry, "lladdr", _NOBODY, "nud", "permanent")
+        yield
+
+
+@contextmanager
+def slow_link(one: Host, other: Host, rate: str) -> Iterator[None]:
+    """Limit the rate between two hosts only: they get a cable of their own beside the bridge.
+
+    A filter by address would need classifiers, which many kernels do not have. New connections use the cable.
+    """
+    with ExitStack() as undone:
+        _ip("-n", one.name, "link", "add", _CABLE, "type", "veth", "peer", "name", _CABLE, "netns", other.name)
+        undone.callback(_ip, "-n", one.name, "link", "del", _CABLE)  # with its other end, and the routes
+        for here, there in ((one, other), (other, one)):
+            _ip("-n", here.name, "link", "set", _CABLE, "up")
+            _ip("-n", here.name, "route", "add", f"{there.address}/32", "dev", _CABLE, "src", here.address)
+            _run(*here.command("tc", "qdisc", "add", "dev", _CABLE, *_rate(rate)))
+        yield
+
+
+def bytes_on(host: Host) -> int:
+    """Return how many bytes a host has sent on the cable of :func:`slow_link`."""
+    told = _run("ip", "-n", host.name, "-s", "-j", "link", "show", _CABLE)
+    return int(json.loads(told)[0]["stats64"]["tx"]["bytes"])
+
+
+def why_not_slow() -> str:
+    """Return why this machine cannot limit a rate; empty if it can."""
+    if shutil.which("tc") is None:
+        return "a slow link needs the command tc (iproute2)"
+    device = f"tfosq{os.getpid() % 100_000}"  # hosts of this process may exist, and have their names
+    try:
+        with ExitStack() as undone:
+            _ip("link", "add", device, "type", "veth")
+            undone.callback(_ip, "link", "del", device)
+            _limit(undone, "20mbit", ("dev", device))
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"this kernel cannot limit a rate: {error.stderr.strip()}"
+
+
+def _rate(rate: str) -> tuple[str, ...]:
+    return ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+
+
+def _limit(undone: ExitStack, rate: str, device: tuple[str, str], host: Host | None = None) -> None:
+    within = host.command if host is not None else lambda *words: words
+    _run(*within("tc", "qdisc", "add", *device, *_rate(rate)))
+    undone.callback(_run, *within("tc", "qdisc", "del", *device, "root"))
 
 
 @dataclass(frozen=True)

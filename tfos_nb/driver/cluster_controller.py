@@ -18,6 +18,7 @@ from typing import Any
 
 from tfos_nb.driver.feed_controller import FeedController
 from tfos_nb.driver.hangs.explanation import Finding, Situation
+from tfos_nb.driver.hangs.links import LinksFound
 from tfos_nb.driver.hangs.stragglers import Mark
 from tfos_nb.driver.membership.commands import (
     AwaitEvaluators,
@@ -41,6 +42,8 @@ from tfos_nb.driver.membership.events import (
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
+    LinkRestored,
+    LinksCut,
     MessageReceived,
     PendingRead,
     Planned,
@@ -68,6 +71,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
 from tfos_nb.runtime.feed.messages import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
+from tfos_nb.runtime.node.links import PROBE_SECONDS, AskLinks, LinksSeen, Pair
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SlotUse, SupervisorEnded
 from tfos_nb.runtime.node.stacks import AskStacks, StacksTaken
 from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus
@@ -81,6 +85,7 @@ logger = logging.getLogger(__name__)
 _STOOD_STILL = 1.0  # seconds: this process was stopped, or another thread held its lock
 _NEWS = (Heartbeat, LogLines)  # they are frequent: threads that wait for their figures check once a second instead
 _ASKED_WITHIN = 6.0  # seconds within which at least one task asks what its slot is for
+_PROBED_WITHIN = PROBE_SECONDS + 1.5  # seconds for the answers of the nodes that are asked about their links
 _EVENTS_KEPT, _EVENTS_OF_A_NODE = 2_000, 20
 
 
@@ -137,6 +142,8 @@ class ClusterController:
         self._count = 0
         self._stacks_asked = 0
         self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
+        self._links_asked = 0
+        self._links_seen: dict[int, dict[str, LinksSeen]] = {}  # answers to the open questions
         self._planned_at = time.monotonic()
         self._journal = Journal(max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
         self._note_event(Planned(plan, restarts, durable))
@@ -161,6 +168,7 @@ class ClusterController:
             PositionHeld: self._position_held,
             MainReturned: self._main_returned,
             StacksTaken: self._stacks_taken,
+            LinksSeen: self._take_links,
         }
 
     # --- the DoorHandler: called in the door's thread ---
@@ -261,6 +269,10 @@ class ClusterController:
     def _stacks_taken(self, node: str, message: StacksTaken) -> None:
         if message.number == self._stacks_asked:
             self._stacks[node] = message
+
+    def _take_links(self, node: str, message: LinksSeen) -> None:
+        if message.number in self._links_seen:
+            self._links_seen[message.number][node] = message
 
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
@@ -415,6 +427,72 @@ class ClusterController:
             self.changed.wait_for(lambda: number != self._stacks_asked or self._stacks.keys() >= asked, timeout)
             return dict(self._stacks)
 
+    def look_at_links(self) -> LinksFound:
+        """Ask all nodes that train which others they reach.
+
+        Both nodes of a pair must have answered: one that the driver does not reach either is found by its silence.
+        """
+        with self.changed:
+            seen = self._ask_links([str(one.node) for one in self.membership.present.training])
+            order = list(self.membership.members)
+            found = ((name, other) for name, one in seen.items() for other in one.unreached if other in seen)
+            cut = {(one, other) if order.index(one) < order.index(other) else (other, one) for one, other in found}
+            used = {(one, other) for one, other in cut if seen[one].serves or seen[other].serves}
+            return LinksFound(frozenset(cut), frozenset(used))
+
+    def _ask_links(self, nodes: Iterable[str]) -> dict[str, LinksSeen]:
+        """Ask nodes which nodes that train they reach; return the answers that have come in time."""
+        members = self.membership.members
+        asked = {name for name in nodes if members[name].stream in self._links and members[name].reservation}
+        places = {
+            str(one.node): (one.reservation.host, one.reservation.port)
+            for one in self.membership.present.training
+            if one.reservation is not None
+        }
+        number = self._links_asked = self._links_asked + 1
+        seen = self._links_seen[number] = {}
+        self.send(AskLinks(number, places), asked)
+        self.changed.wait_for(lambda: seen.keys() >= asked, _PROBED_WITHIN)
+        del self._links_seen[number]
+        return dict(seen)
+
+    def report_cut(self, pairs: Collection[Pair]) -> None:
+        """Fail by links that are cut, unless the nodes already fail or end."""
+        with self.changed:
+            if not self.membership.failures and not self.membership.dismissed:
+                self._change(LinksCut(tuple(sorted(pairs))))
+
+    def blame_links(self) -> None:
+        """Look whether the nodes reach each other, as they only failed because of others; if not, fail by that."""
+        if not self.plan.ps and (pairs := self.look_at_links().cut):
+            self._change(LinksCut(tuple(sorted(pairs))))
+
+    def restore_links(self) -> None:
+        """Let nodes join that were left out and reach all others now."""
+        with self.changed:
+            away = [name for name, one in self.membership.members.items() if one.cut_off and one.absent]
+            if not away:
+                return
+            for name, one in self._ask_links(away).items():
+                if not one.unreached and self.membership.members[name].cut_off:
+                    self._change(LinkRestored(name))
+
+    def describe_cut(self, pairs: Collection[Pair]) -> str:
+        """Return a sentence about nodes that do not reach each other."""
+        with self.changed:
+            return self.membership.describe_cut(pairs)
+
+    @property
+    def has_cut_links(self) -> bool:
+        """Whether the nodes must start again because some do not reach each other."""
+        with self.changed:
+            return bool(self.membership.cut_links.pairs)
+
+    def to_leave_out(self, least: int) -> tuple[str, ...]:
+        """Return the workers without which the others reach each other, of which ``least`` are left; else empty."""
+        with self.changed:
+            return self.membership.to_leave_out(least)
+
     def mark_submitted(self, nodes: Iterable[str], hold: bool) -> None:
         """Record that these nodes were submitted to Spark, and whether their tasks hold slots."""
         self._change(Submitted(tuple(nodes), hold))
@@ -455,9 +533,9 @@ class ClusterController:
         """Start all nodes again, with those that were absent and without those that leave."""
         self._change(RestartWith(cause))
 
-    def restart_all(self, cause: str) -> bool:
-        """Start lost nodes again: all nodes, or only the lost ones; return whether it is all."""
-        return bool(self._change(RestartAll(cause)))
+    def restart_all(self, cause: str, without: Sequence[str] = ()) -> bool:
+        """Start lost nodes again: all nodes but those ``without``, or only the lost ones; return whether it is all."""
+        return bool(self._change(RestartAll(cause, tuple(without))))
 
     def fed_again(self, node: str | None = None) -> None:
         """Record that the rows of a replacement node have been fed again; without a name, those of all of them."""
@@ -619,6 +697,8 @@ class ClusterController:
             training = self._still_training()
             if not training or not all(one.status is NodeStatus.TRAINING for one in training):
                 return None
+            if self.membership.failures:  # the nodes will start again or end
+                return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
             if all(one.waits_for_rows for one in figures.values()):
                 return None
@@ -626,6 +706,20 @@ class ClusterController:
             if not speaks and not any(one.returned for one in self.membership.present.training):
                 return None
             return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
+
+    def start_marks(self) -> dict[str, Any] | None:
+        """Return by node what changes when it moves, from its start on; None if no node needs a link to another.
+
+        With parameter servers, workers need no links to each other.
+        """
+        with self.changed:
+            training = self._still_training()
+            ready = len(training) > 1 and all(one.started for one in training)
+            if not ready or self.plan.ps or self.membership.failures or self.membership.dismissed:
+                return None
+            figures = [(one, self._figures[str(one.node)]) for one in training]
+            now = self.membership.rendezvous
+            return {str(one.node): (one.status, seen.taken, seen.rows, now) for one, seen in figures}
 
     @property
     def some_are_stopped(self) -> bool:

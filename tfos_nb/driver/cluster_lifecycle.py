@@ -58,6 +58,7 @@ CLUSTER_TRANSITIONS: Mapping[ClusterStatus, Mapping[ClusterStatus, str]] = Mappi
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 3.0  # seconds in which Spark may start a lost node's replacement
+_LOOK_AT_LINKS_EVERY = 1.0  # seconds
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
@@ -200,6 +201,11 @@ class ClusterLifecycle:
             error = self._until_failure()
             if error is None and self._bring_back():
                 continue
+            if error is not None and self._outcome.is_of_peers:
+                self._controller.blame_links()
+                error = self._outcome.first_failure()
+            if error is not None and not self._await_links(error):
+                return error
             with self._changed:
                 unchanged = not self._controller.has_late_pending
                 if error is None and (unchanged or self._outcome.failing or self._controller.all_returned):
@@ -210,6 +216,25 @@ class ClusterLifecycle:
             logger.warning("cluster %s %s", self._name, what)
             for action in self._at_rendezvous:
                 action()
+
+    def _to_leave_out(self) -> tuple[str, ...]:
+        """Return the workers without which the others reach each other; empty if there must be more workers."""
+        least = self._settings.min_workers
+        return self._controller.to_leave_out(least) if least else ()
+
+    def _await_links(self, error: TfosError) -> bool:
+        """Wait until the nodes reach each other, if all of them are needed; return whether they may start again."""
+        if not self._controller.has_cut_links or not self._outcome.may_go_on or self._to_leave_out():
+            return True
+        timeout = self._settings.rendezvous_timeout
+        logger.warning("cluster %s waits at most %g s until its nodes reach each other: %s", self._name, timeout, error)
+        until = time.monotonic() + timeout
+        while self._controller.look_at_links().cut:
+            with self._changed:
+                stopped = self._changed.wait_for(lambda: self._outcome.stop is not None, _LOOK_AT_LINKS_EVERY)
+            if stopped or time.monotonic() >= until:
+                return False
+        return True
 
     def _bring_back(self) -> bool:
         """Submit absent nodes to Spark again that nothing else would start; return whether some exist."""
@@ -231,8 +256,12 @@ class ClusterLifecycle:
         if error is None:
             self._controller.restart_with(changing)
             return f"changes: {changing}"
-        if self._controller.restart_all(self.cause):
-            return f"starts its nodes again: {error}"
+        without = self._to_leave_out()
+        if without:
+            first, *rest = self.cause.splitlines()
+            self.cause = "\n".join([f"{first}{WITHOUT}{', '.join(without)}", *rest])
+        if self._controller.restart_all(self.cause, without):
+            return f"continues without {', '.join(without)}: {error}" if without else f"starts its nodes again: {error}"
         return f"continues, and replaces its lost nodes: {error}"
 
     def _until_failure(self) -> TfosError | None:

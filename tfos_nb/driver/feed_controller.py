@@ -290,6 +290,8 @@ class FeedController:
             feed = self._feeds.get(message.feed)
             if isinstance(message, messages.StillFed):
                 return feed is not None and self._goes_on(feed)
+            if isinstance(message, messages.RowsMoved):
+                return feed.moved if feed is not None and self._goes_on(feed) else None
             if feed is None:
                 raise FeedFailed(
                     f"feed {message.feed} has ended, but a Spark task still asks for it; cancel the task's job"
@@ -363,6 +365,8 @@ class FeedController:
         if not all(name in places for name in self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)
             return messages.Places(refused=f"no rows are taken by {gone}")
+        if not self._membership.cut_links.reaches_all(question.host, [places[name].host for name in self.nodes]):
+            return messages.Places(nodes=len(self.nodes), elsewhere=True, sent=feed.ledger.sent(question.partition))
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip, known = feed.ledger.skip.get(question.partition, ()), feed.ledger.known.get(question.partition, ())
         return messages.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)

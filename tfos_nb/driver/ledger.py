@@ -145,6 +145,10 @@ class FeedLedger:
             self._totals[partition] = rows
             self.spilled &= spilled
 
+    def sent(self, partition: int) -> int | None:
+        """Return how many rows of a partition were acknowledged; None if no attempt has finished it."""
+        return self._totals.get(partition)
+
     def shares(self) -> dict[str, int]:
         """Return how many rows each node was sent, in the partitions that an attempt has finished."""
         shares = dict.fromkeys(self.claimed, 0)

@@ -158,6 +158,11 @@ class ClusterOutcome:
             never.wait(_SETTLE)
         return reason
 
+    @property
+    def is_of_peers(self) -> bool:
+        """Whether all failures were caused by a peer, so that none says why."""
+        return bool(self._controller.failures) and not self._has_own_cause()
+
     def _has_own_cause(self) -> bool:
         return any(not failure.collateral for failure in self._controller.failures)
 

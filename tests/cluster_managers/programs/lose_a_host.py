@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from pyspark import cloudpickle
 
@@ -24,5 +25,6 @@ if __name__ == "__main__":
     program = getattr(faults, options.pop("program", "counting_loop"))
     with launch(program, {"epochs": epochs}, **options) as cluster:
         hosts = {node.node: node.host for node in cluster.snapshot().nodes}
+        Path(root, "hosts.json").write_text(json.dumps(hosts))  # for a test that looks for a node's host
         cluster.train(spark.read.parquet(f"{root}/rows"), epochs=epochs)
     print(json.dumps({"outcome": {"results": cluster.results(), "hosts": hosts}}), flush=True)

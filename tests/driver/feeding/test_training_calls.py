@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.driver.test_cluster_controller import Cluster, clock, ended, make
 from tfos_nb.driver.feed_controller import Feed, FeedController
-from tfos_nb.driver.feeding.training import Call, NodesRestarted
+from tfos_nb.driver.feeding.training import Call, NodesRestarted, Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.outcome import ClusterOutcome
-from tfos_nb.errors import FeedFailed
+from tfos_nb.errors import ClusterClosed, FeedFailed
+from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import EndNode, FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
+from tfos_nb.runtime.feed.feed_task import ELSEWHERE
 from tfos_nb.runtime.feed.messages import ClaimRows, FeedFrom, StillFed
+from tfos_nb.spark.session import SparkJobs
 
 __all__ = ["clock", "make"]
 
@@ -93,6 +97,47 @@ def come_again(cluster: Cluster, *nodes: str) -> None:
 def lose(cluster: Cluster, node: str) -> bool:
     cluster.say(ended(node, None, "SIGKILL"))
     return cluster.controller.restart_all(f"{node} was killed")
+
+
+def training_of(cluster: Cluster, *results: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Training:
+    """Return a training whose Spark jobs end at once, with these results one after another."""
+    waiting = iter(results)
+
+    def run(*given: Any) -> Any:
+        done = threading.Event()
+        done.set()
+        return SimpleNamespace(done=done, error=None, result=next(waiting), cancel=lambda: None, partitions=lambda: 2)
+
+    monkeypatch.setattr("tfos_nb.driver.feeding.training.feed_job", lambda *given: None)
+    jobs, address = cast(SparkJobs, SimpleNamespace(run=run)), DoorAddress("127.0.0.1", 1, b"", "")
+    return Training(ClusterOutcome("c", cluster.controller), cluster.controller, jobs, 5.0, address)
+
+
+def test_partitions_that_a_host_could_not_send_are_sent_by_another_job(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    training = training_of(cluster, [(0, 4), (1, ELSEWHERE)], [(0, 4), (1, 3)], monkeypatch=monkeypatch)
+    feed = cluster.controller.feeds.begin(1, False, 1, 2)
+    feed.ledger.finish(0, 4)
+    feed.ledger.finish(1, 3)
+    assert training.feed_once(None, feed) == 1
+
+
+def test_a_feed_fails_if_spark_runs_its_tasks_only_where_a_node_is_not_reached(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    training = training_of(cluster, [(0, ELSEWHERE)], monkeypatch=monkeypatch)
+    feed = cluster.controller.feeds.begin(1, False, 1, 1)
+    over = threading.Timer(0.5, training.outcome.over.set)  # nobody decides here whether nodes start again
+    over.start()
+    with pytest.raises(ClusterClosed), training._job(None, feed, "feed") as job:
+        training._check(feed, job)
+    (failure,) = cluster.controller.failures
+    assert "only on hosts that do not reach all nodes" in str(failure.error)
 
 
 def deliver(cluster: Cluster, call: Told) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfos_nb.driver.hangs.explanation import Finding, Situation
+from tfos_nb.driver.hangs.links import LinksFound
 from tfos_nb.driver.hangs.stragglers import Mark
 from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.runtime.node.stacks import StacksTaken
@@ -71,6 +72,23 @@ class Nodes:
             return [Situation("worker:0", cpu_percent=1.0, stacks=SLEEPS)]
         names = "worker:0", "worker:1"
         return [Situation(name, waits_for_rows=name == "worker:0", stacks=stacks.get(name)) for name in names]
+
+    heartbeat_timeout = 15.0
+
+    def start_marks(self) -> None:
+        """No node needs a link to another."""
+
+    def look_at_links(self) -> LinksFound:
+        return LinksFound()
+
+    def describe_cut(self, pairs: Collection[Any]) -> str:
+        return ""
+
+    def report_cut(self, pairs: Collection[Any]) -> None:
+        raise AssertionError
+
+    def restore_links(self) -> None:
+        raise AssertionError
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         self.written.append(findings)

@@ -21,6 +21,8 @@ from tfos_nb.driver.membership.events import (
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
+    LinkRestored,
+    LinksCut,
     MessageReceived,
     PendingRead,
     Planned,
@@ -79,6 +81,7 @@ def state_of(membership: Membership) -> Any:
         membership.feed_places,
         [str(one.node) for one in membership.present.members],
         membership.dismissed,
+        membership.cut_links.pairs,
     )
 
 
@@ -269,6 +272,20 @@ class MembershipMachine(RuleBasedStateMachine):
             self.silent[str(one.node)] = one.stream
         self.apply(HeartbeatTimedOut(str(one.node), 15.0))
 
+    @rule(place=NODES, other=NODES)
+    def two_nodes_do_not_reach_each_other(self, place: int, other: int) -> None:
+        one, two = self.node(place), self.node(other)
+        asked = [str(each.node) for each in self.membership.present.training if self.can_send(each)]
+        if one is not two and {str(one.node), str(two.node)} <= set(asked) and not self.dismissed:
+            self.apply(LinksCut(((str(one.node), str(two.node)),)))
+            assert self.membership.failures
+
+    @rule(place=NODES)
+    def node_reaches_all_others_again(self, place: int) -> None:
+        one = self.node(place)
+        if one.cut_off and one.absent and self.can_send(one):
+            self.apply(LinkRestored(str(one.node)))
+
     @rule(place=NODES, code=st.sampled_from([0, 1, -9]), known=st.booleans())
     def task_reports_that_its_supervisor_ended(self, place: int, code: int, known: bool) -> None:
         one = self.node(place)
@@ -303,7 +320,9 @@ class MembershipMachine(RuleBasedStateMachine):
     @rule()
     def nodes_restart(self) -> None:
         generation, left = self.membership.generation, self.membership.restarts_left
-        all_restart = self.apply(RestartAll("it was killed"))
+        without = self.membership.to_leave_out(1)
+        all_restart = self.apply(RestartAll("it was killed", without))
+        assert not all_restart or not {str(one.node) for one in self.membership.present.members} & set(without)
         assert self.membership.restarts_left == left - 1
         assert self.membership.generation == generation + all_restart
         assert not self.membership.failures

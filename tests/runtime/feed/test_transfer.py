@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,12 +31,13 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.driver.feed_controller import Feed, FeedController
 from tfos_nb.driver.membership.machine import Membership
+from tfos_nb.driver.membership.members import Member
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME
-from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.lifecycle import FeedPlace, Reservation
+from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.feed import feed_task, messages
 from tfos_nb.runtime.feed.feed_task import FeedTask, _send_partition
 from tfos_nb.runtime.feed.row_queue import RowQueue
@@ -96,7 +98,7 @@ class Driver:
 
     def __init__(self, root: Path, nodes: int, **limits: int) -> None:
         self.changed = threading.Condition(threading.RLock())
-        membership = Membership(ClusterPlan(nodes))
+        membership = self.membership = Membership(ClusterPlan(nodes))
         self.controller = FeedController(self.changed, membership, self.send)
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
@@ -702,6 +704,41 @@ def test_a_feed_task_yields_the_number_of_rows_it_sent() -> None:
         assert summary.to_pylist() == [{"partition": 0, "rows": 99}]
         again = driver.controller.begin(1, False, 2, 2)
         assert list(FeedTask(again.number, driver.address, rows=True)(iter([(1, 2.0), (3, 4.0)]))) == [(0, 2)]
+
+
+def test_a_task_on_a_host_that_does_not_reach_all_nodes_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_task, "_SLOT_KEPT", 0.1)
+    with driver_of(2) as driver:
+        feed = driver.begin()
+        send(driver, feed, cut(ids_of_partition(1, 7), ()), partition=1)
+        here = Reservation("worker:0", "127.0.0.1", 1, "0", 0, 1)
+        members = {name: Member(Node.parse(name), reservation=here) for name in driver.nodes}
+        driver.membership.cut_links.cut([("worker:0", "worker:1")], members)
+        with DoorClient(driver.address) as door:
+            task = FeedTask(feed.number, driver.address)
+            with pytest.raises(feed_task._SentElsewhere) as left:
+                _send_partition(task, 0, next(attempt_numbers), cut(ids_of_partition(0, 9), ()), door)
+            assert left.value.rows is None
+            with pytest.raises(feed_task._SentElsewhere) as sent:
+                _send_partition(task, 1, next(attempt_numbers), cut(ids_of_partition(1, 7), ()), door)
+            assert sent.value.rows == 7, "another host has sent it"
+        [summary] = FeedTask(feed.number, driver.address)(cut(ids_of_partition(0, 9), ()))
+        assert summary.to_pylist() == [{"partition": 0, "rows": feed_task.ELSEWHERE}]
+        assert feed.ledger.rows == 7
+
+
+def test_a_task_that_sends_nothing_keeps_its_slot_while_others_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_task, "_SLOT_KEPT", 0.5)
+    with driver_of(1) as driver, DoorClient(driver.address) as door:
+        feed = driver.begin()
+        since = time.monotonic()
+        mover = threading.Timer(0.4, lambda: setattr(feed, "moved", feed.moved + 1))
+        mover.start()
+        feed_task._keep_slot(feed.number, door)
+        assert 0.8 < time.monotonic() - since < SECONDS
+        driver.controller.close_ledgers([feed])
+        monkeypatch.setattr(feed_task, "_SLOT_KEPT", 1000.0)
+        feed_task._keep_slot(feed.number, door)  # returns at once: the feed is over
 
 
 def test_an_empty_partition_opens_no_stream() -> None:

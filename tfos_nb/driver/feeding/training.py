@@ -18,7 +18,7 @@ from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import messages
-from tfos_nb.runtime.feed.feed_task import NOT_SENT
+from tfos_nb.runtime.feed.feed_task import ELSEWHERE, NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import check_alike
 from tfos_nb.spark.session import Job, SparkJobs
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _NO_ROWS = "the data have no rows: check the query, as with df.count()"
 _NOT_MOVING = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
 _UNTIL_LOST = 5.0  # seconds after the heartbeat timeout within which a node is known to be lost
+_ELSEWHERE_MOST = 20  # jobs of one feed, of which each gives Spark the chance to run tasks on other hosts
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
 
@@ -85,9 +86,9 @@ class Training:
     def _keep(self, validation: Any, place: FeedOf) -> int:
         """Send the validation rows, which the nodes keep; return the feed's number."""
         feed = self.controller.feeds.begin(2, True, 1, 1, replace(place, validates=True))
-        with self._job(validation, feed, "feed validation rows") as job:
-            self._await(feed, job.done.is_set, job)
-            self._check(feed, job, "the validation data have no rows: check the query, as with df2.count()")
+        empty = "the validation data have no rows: check the query, as with df2.count()"
+        with self._delivered(validation, feed, "feed validation rows") as job:
+            self._check(feed, job, empty)
             if not feed.ledger.spilled and not self.nobody_wants(place.call):
                 self._fail(
                     FeedFailed(
@@ -114,8 +115,7 @@ class Training:
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
         if feed.replays is None:
-            with self._job(data, feed, f"feed epoch {feed.epoch}") as job:
-                self._await(feed, job.done.is_set, job)
+            with self._delivered(data, feed, f"feed epoch {feed.epoch}") as job:
                 if feed.error is None and not job.done.is_set():  # every node has all the rows it wants
                     return feed.passes
                 self._check(feed, job)
@@ -156,6 +156,19 @@ class Training:
             self.controller.feeds.end(feed, 0)
             self._await(feed, lambda: self.controller.feeds.has_made(feed, 1))
             return not self.nobody_wants(place.call) or all(feed.passes_done.get(node) for node in self._nodes)
+
+    @contextlib.contextmanager
+    def _delivered(self, data: Any, feed: Feed, what: str) -> Iterator[Job[Any]]:
+        """Run the Spark job of a feed to its end, and again while a task ran on a host that does not reach all nodes.
+
+        The ledger knows the nodes of the rows that were sent, and the nodes know which rows they have.
+        """
+        for left in reversed(range(_ELSEWHERE_MOST)):
+            with self._job(data, feed, what) as job:
+                self._await(feed, job.done.is_set, job)
+                if not left or not _is_left_elsewhere(job):
+                    yield job
+                    return
 
     @contextlib.contextmanager
     def _job(self, data: Any, feed: Feed, what: str) -> Iterator[Job[Any]]:
@@ -221,6 +234,11 @@ class Training:
         if error is None and job.error is not None:
             error = error_of_job(job.error, "Spark could not deliver the rows")
         given_up = [partition for partition, rows in job.result or () if rows == NOT_SENT]
+        if error is None and _is_left_elsewhere(job):
+            error = FeedFailed(
+                "some partitions were not fed: Spark ran their tasks only on hosts that do not reach all nodes. Check "
+                "the network between the hosts, or leave slots free on the others"
+            )
         if error is None and given_up:
             error = FeedFailed(
                 f"partition {given_up[0]} was not fed to its end, because a node stopped taking its rows. The nodes' "
@@ -286,6 +304,11 @@ class Training:
     @property
     def _nodes(self) -> Sequence[str]:
         return self.controller.feeds.nodes
+
+
+def _is_left_elsewhere(job: Job[Any]) -> bool:
+    """Whether a job has ended, and tasks of it were on a host that does not reach all nodes."""
+    return job.done.is_set() and job.error is None and any(rows == ELSEWHERE for _, rows in job.result or ())
 
 
 @dataclass

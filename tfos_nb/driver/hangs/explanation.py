@@ -57,6 +57,8 @@ class Finding:
     ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it may compute. A GPU
     is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes
     that train make the same step, or the same variable. ``line`` is the line of the program that it is in.
+    ``blocked`` says that it may wait for another node outside of a step: for an answer from the network, or in native
+    code that holds Python's lock.
     """
 
     node: str
@@ -66,6 +68,7 @@ class Finding:
     stopped: bool = False
     needs_all: bool = False
     line: str = ""
+    blocked: bool = False
 
 
 def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
@@ -153,12 +156,12 @@ def _finding(one: Situation) -> Finding:
         line = _named(users) if users is not None else ""
         return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all, line=line)
     if frames and _NETWORK.search(frames[0].file):
-        return Finding(one.node, f"waits for an answer from the network{where}{short}")
+        return Finding(one.node, f"waits for an answer from the network{where}{short}", blocked=True)
     if users is not None:
         return Finding(one.node, f"is in your program{where}{short}")
     if frames:
         return Finding(one.node, f"is in {_named(frames[0])}{short}")
-    return Finding(one.node, "did not answer when it was asked for its stack", waits=False)
+    return Finding(one.node, "did not answer when it was asked for its stack", blocked=True)
 
 
 def describe_slow(samples: Sequence[StacksTaken]) -> str:

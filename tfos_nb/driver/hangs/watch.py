@@ -6,6 +6,8 @@
 
     never_ends(), after 10 s and once more a second later ──▶ the cluster fails
 
+    nothing moves, and two nodes do not reach each other (:mod:`tfos_nb.driver.hangs.links`) ──▶ log, a failure
+
     the others wait for a worker in 20 steps (:mod:`tfos_nb.driver.hangs.stragglers`) ──▶ AskStacks ──▶ log, panel
 
 A process that was stopped by a signal is reported after four seconds: TensorFlow ends its peers after ten. Heartbeats
@@ -21,12 +23,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tfos_nb.driver.hangs.explanation import Finding, Situation, explain, never_ends
+from tfos_nb.driver.hangs.explanation import Finding, explain, never_ends
+from tfos_nb.driver.hangs.links import LinksWatched, LinkWatch
 from tfos_nb.driver.hangs.stragglers import Mark, Stragglers, say_slow
-from tfos_nb.runtime.node.stacks import StacksTaken
 
 __all__ = ["HangWatch", "Watched"]
 
@@ -39,7 +41,7 @@ _WITHIN = 3.0  # seconds for the supervisors' answers
 _SAMPLES = 5  # stacks of a slow worker, which is not always where it loses its time
 
 
-class Watched(Protocol):
+class Watched(LinksWatched, Protocol):
     """Watched nodes; :class:`tfos_nb.driver.cluster_controller.ClusterController` implements it."""
 
     def marks(self) -> Mapping[str, Any] | None:
@@ -48,12 +50,6 @@ class Watched(Protocol):
     @property
     def some_are_stopped(self) -> bool:
         """Whether a signal has stopped the process of a node that trains."""
-
-    def stacks(self, timeout: float, nodes: Collection[str] | None = None) -> Mapping[str, StacksTaken]:
-        """Ask the nodes that run for their stacks: all nodes, or these."""
-
-    def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
-        """Return what is known of each node that trains."""
 
     @property
     def has_rows_left(self) -> bool:
@@ -97,6 +93,7 @@ class HangWatch:
         self._has_moved = False
         self._told = self._looked = self._suspected = self._failed = False
         self._stragglers = Stragglers()
+        self._links = LinkWatch(name, watched)
         self._slow: dict[str, str] = {}
 
     def start(self) -> None:
@@ -107,6 +104,7 @@ class HangWatch:
         while not self._over.wait(_EVERY):
             self.look(time.monotonic())
             self.look_for_stragglers()
+            self._links.look(time.monotonic())
 
     def look(self, now: float) -> None:
         """Look once; ``now`` is a time of the monotonic clock."""

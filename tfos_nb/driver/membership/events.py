@@ -26,6 +26,8 @@ __all__ = [
     "ExecutorsLeave",
     "HeartbeatReceived",
     "HeartbeatTimedOut",
+    "LinkRestored",
+    "LinksCut",
     "MessageReceived",
     "PendingRead",
     "Planned",
@@ -130,9 +132,27 @@ class ExecutorsLeave:
 
 @dataclass(frozen=True)
 class RestartAll:
-    """Lost nodes must start again: all nodes, or only the lost ones if a coordinator continues with the others."""
+    """Lost nodes must start again: all nodes, or only the lost ones if a coordinator continues with the others.
+
+    ``without``: the others continue without these nodes, which do not reach all of them.
+    """
 
     cause: str
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LinksCut:
+    """These pairs of nodes do not reach each other, though the driver reaches both."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class LinkRestored:
+    """A node that was left out because it did not reach all others reaches them now."""
+
+    node: str
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from tfos_nb.driver.membership.commands import (
     Warn,
     WriteLog,
 )
+from tfos_nb.driver.membership.cut_links import CutLinks, describe_cut, left_out
 from tfos_nb.driver.membership.ending_executors import EndingExecutors
 from tfos_nb.driver.membership.events import (
     Aborted,
@@ -46,6 +47,8 @@ from tfos_nb.driver.membership.events import (
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
+    LinkRestored,
+    LinksCut,
     MessageReceived,
     PendingRead,
     RestartAll,
@@ -121,6 +124,8 @@ class Membership:
         Late nodes that a coordinator has admitted since this was last read.
     present : PresentMembers
         The nodes that the cluster counts on.
+    cut_links : CutLinks
+        The nodes and hosts that do not reach each other, though the driver reaches them.
     to_resubmit : list of str
         Absent nodes that have neither a task nor a supervisor any more.
     """
@@ -143,6 +148,7 @@ class Membership:
         self._leaving: set[str] = set()
         self._lasts = restarts > 0  # its supervisors start processes again
         self._executors = EndingExecutors(durable)
+        self.cut_links = CutLinks()
         self._supervisors = Supervisors()
         self._coordinators: dict[str, Member] = {}  # they need the servers of the others
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
@@ -156,6 +162,8 @@ class Membership:
             HeartbeatReceived: self._heartbeat_received,
             StreamEnded: self._stream_ended,
             HeartbeatTimedOut: self._heartbeat_timed_out,
+            LinksCut: self._links_cut,
+            LinkRestored: self._link_restored,
             TaskReported: self._supervisor_ended,
             SlotAsked: self._slot_asked,
             Submitted: self._submitted,
@@ -265,6 +273,16 @@ class Membership:
         if one.reservation is None and (self.rendezvous > 1 or one.absent):
             return one.failed_joins < JOINS
         return None if self.restarts_left > 0 else False
+
+    def describe_cut(self, pairs: Iterable[tuple[str, str]]) -> str:
+        """Return a sentence about nodes that do not reach each other."""
+        places = {name: one.reservation for name, one in self.members.items()}
+        return describe_cut(list(pairs), {name: place.host if place else "" for name, place in places.items()})
+
+    def to_leave_out(self, least: int) -> tuple[str, ...]:
+        """Return the workers without which the others reach each other, of which ``least`` are left; else empty."""
+        workers = [str(one.node) for one in self.present.members if one.node.role is Role.WORKER]
+        return left_out(self.cut_links.pairs, workers, str(self.present.first.node), least)
 
     # --- whom the cluster counts on ---
 
@@ -457,6 +475,22 @@ class Membership:
             cause = f"no heartbeat for {event.seconds:g} s: its host or network is gone, or it is stopped"
             self._lose(one, cause)
 
+    def _links_cut(self, event: LinksCut) -> None:
+        """Fail by nodes that do not reach each other. The failure is that of a node that may be left out."""
+        self.cut_links.cut(event.pairs, self.members)
+        name = (self.to_leave_out(0) or event.pairs[0])[0]
+        cause = (
+            f"{self.describe_cut(event.pairs)}: their packets are lost on the way. Check the network and the firewalls "
+            "between these hosts"
+        )
+        self._fail(self.members[name], self.error_of(self.members[name], cause), lost=True)
+
+    def _link_restored(self, event: LinkRestored) -> None:
+        one = self.members[event.node]
+        one.cut_off = False
+        self.cut_links.restore(one)
+        self._do(Note(f"{one.node} reaches all other nodes again"))
+
     def _supervisor_ended(self, event: TaskReported) -> None:
         message = event.message
         one = self.members[message.node]
@@ -563,7 +597,8 @@ class Membership:
         if lost:
             self._replace(lost, event.cause)
         else:
-            self._start_again(event.cause)
+            self._start_again(event.cause, event.without)
+        self.cut_links.restart(event.without)
         return not lost
 
     def _restart_with(self, event: RestartWith) -> None:
@@ -590,7 +625,7 @@ class Membership:
             self.replaced[name] = Replaced(through, self.rendezvous)
             self._tell([name], StartAgain(self.generation, cause))
 
-    def _start_again(self, cause: str) -> None:
+    def _start_again(self, cause: str, without: Sequence[str] = ()) -> None:
         self.generation += 1
         self._evaluators_told = False
         self._do(AwaitEvaluators(False))
@@ -602,7 +637,7 @@ class Membership:
             self._count_on_late(late)  # they must not wait for the coordinator of the old generation
         moving = self._moving()
         for one in self.present.members:
-            if one.status is NodeStatus.LOST or one in moving:
+            if one.status is NodeStatus.LOST or one in moving or str(one.node) in without:
                 self._drop_supervisor(one)
         for one in moving:
             self._executors.leave(one)
@@ -612,11 +647,14 @@ class Membership:
         for name in self._leaving:
             self._remove(self.members[name])
         staying = [str(one.node) for one in self.present.members if not one.told_to_end and one not in moving]
+        staying = [name for name in staying if name not in without]
         joining = [str(one.node) for one in self._joining()]  # they have just reserved, and were never started
         self._tell(staying, StartAgain(self.generation, cause))
-        if self._leaving or joining:
+        for name in without:
+            self.members[name].cut_off = True
+        if self._leaving or joining or without:
             self._leaving = set()
-            names = {*staying, *joining, *(str(one.node) for one in moving)}
+            names = {*staying, *joining, *(str(one.node) for one in moving if str(one.node) not in without)}
             self._share_out([one for name, one in self.members.items() if name in names])
 
     def _begin_anew(self, one: Member) -> None:
@@ -667,7 +705,7 @@ class Membership:
         if len(self.present) == len(self.members):  # the usual case, in which a thousand nodes need not be looked at
             return []
         came = [one for one in self.members.values() if one.absent and one.reservation and not one.started]
-        return [one for one in came if not self._executors.has(one)]
+        return [one for one in came if not one.cut_off and not self._executors.has(one)]
 
     # --- executors that are about to end ---
 
@@ -702,8 +740,9 @@ class Membership:
         """Make these nodes the cluster, and share the rows among them."""
         names = {str(one.node) for one in present}
         for name, one in self.members.items():
+            stays_away = one.absent and one.cut_off  # its supervisor waits until it reaches the others
             one.absent, one.failed_joins = name not in names, 0
-            if one.told_to_end:  # it was already asked to end
+            if one.told_to_end or stays_away:  # it was already asked to end
                 continue
             if one.absent:
                 one.become(NodeStatus.LOST)

@@ -121,6 +121,7 @@ class Member:
     through: int = 0  # passes of its rows that a coordinator has finished, in this generation
     started: bool = False  # it has received its peers' addresses
     absent: bool = False  # the others continue without it
+    cut_off: bool = False  # absent because it did not reach all others: it joins only when it does
     failed_joins: int = 0  # how often it was lost before it could join them
     pending: bool = False  # it was submitted to Spark, and has not come since
     left_slot: bool = False  # its Spark task has left the slot, and no other task watches it

@@ -30,17 +30,20 @@ from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 from tfos_nb.runtime.rows.spans import end_of_span, from_row, merged, next_span
 
-__all__ = ["NOT_SENT", "FeedTask"]
+__all__ = ["ELSEWHERE", "NOT_SENT", "FeedTask"]
 
 _ENOUGH_BYTES = 4 << 20  # for one node: with smaller pieces, half of a node's work was per piece instead of per row
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
 _HELD_BYTES, _HELD_PART = PIECE_BYTES, 5  # the most that is held back for other hosts' nodes, and of which part of all
 _WAIT = 0.1  # seconds after which waiting rows are sent: a program may be waiting for them
 _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
+_SLOT_KEPT = 3.0  # seconds without a row that another host sends
 _TURN_EVERY = 0.2  # seconds between two checks whether it is this attempt's turn
 SUMMARY_SCHEMA = "partition long, rows long"
 NOT_SENT = -1
 """Row count of a partition that was given up, because the cluster is over or its nodes start again."""
+ELSEWHERE = -2
+"""Row count of a partition that a task on another host must send: this host does not reach all nodes."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class FeedTask:
                 raise  # Spark retries: only Spark knows whether it delivered the whole input
             except _FeedIsOver:
                 sent = NOT_SENT
+            except _SentElsewhere as one:
+                sent = ELSEWHERE if one.rows is None else one.rows
+                if one.rows is None:
+                    _keep_slot(self.feed, door)
             except (NodeHungUp, flight.FlightUnavailableError, grpc.RpcError) as error:
                 if _is_refused(error) or _is_wanted(self.feed, door):
                     raise
@@ -87,6 +94,27 @@ class FeedTask:
 
 class _FeedIsOver(Exception):
     """The driver does not want the rows any more."""
+
+
+class _SentElsewhere(Exception):
+    """A task on another host must send the partition, or has sent it: then ``rows`` are its rows."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__("this host does not reach all nodes")
+        self.rows = rows
+
+
+def _keep_slot(feed: int, door: DoorClient) -> None:
+    """Keep this slot while other hosts send rows: Spark would give it one partition after another."""
+    moved: int | None = -1
+    since, never = time.monotonic(), threading.Event()
+    while time.monotonic() - since < _SLOT_KEPT:
+        before, moved = moved, door.ask(messages.RowsMoved(feed))
+        if moved is None:
+            return
+        if moved != before:
+            since = time.monotonic()
+        never.wait(_TURN_EVERY)
 
 
 def _is_refused(error: Exception) -> bool:
@@ -245,6 +273,8 @@ class _PartitionSender:
             raise FeedFailed(answer.refused)
         if answer.nodes == 0:
             raise _FeedIsOver
+        if answer.elsewhere:
+            raise _SentElsewhere(answer.sent)
         return answer
 
     def send(self, batch: pa.RecordBatch) -> None:

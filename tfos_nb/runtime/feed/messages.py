@@ -32,6 +32,7 @@ __all__ = [
     "PassDone",
     "Places",
     "Reached",
+    "RowsMoved",
     "StillFed",
     "WherePlaces",
     "WorkerThrough",
@@ -208,6 +209,8 @@ class Places:
     With few nodes, all of them. With many, those on the task's host, or those that it asked for. ``nodes`` is the
     number of nodes that are fed, 0 if the feed is over. ``refused`` is the reason if the rows are refused. ``skip`` are
     rows of the partition that no node wants. ``known`` are rows that must be the same as before.
+    ``elsewhere`` says that the task's host does not reach all nodes, so that a task on another host must send the
+    partition; ``sent`` is its number of rows if that has happened, else None.
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
@@ -215,6 +218,8 @@ class Places:
     nodes: int = 0
     skip: tuple[tuple[int, int], ...] = ()
     known: tuple[KnownRows, ...] = ()
+    elsewhere: bool = False
+    sent: int | None = None
 
 
 @message
@@ -272,6 +277,14 @@ class PartitionFailed:
     feed: int
     partition: int
     text: str
+
+
+@message
+@dataclass(frozen=True)
+class RowsMoved:
+    """Question of a task that sends no rows: a number that changes while other tasks send some; None: it is over."""
+
+    feed: int
 
 
 @message

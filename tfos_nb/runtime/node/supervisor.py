@@ -50,6 +50,7 @@ from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.node.links import AskLinks, see_links
 from tfos_nb.runtime.node.process import Exited, NodeProcess, ProcessMessage, environment_of
 from tfos_nb.runtime.node.stacks import AskStacks
 from tfos_nb.runtime.node.tensorboard import TensorBoard
@@ -287,6 +288,9 @@ class Supervisor:
             given = self._process, message.number
             threading.Thread(target=self._send_stacks, args=given, name="tfos_nb stacks", daemon=True).start()
             return True
+        if isinstance(message, AskLinks):
+            threading.Thread(target=self._send_links, args=(message,), name="tfos_nb links", daemon=True).start()
+            return True
         if isinstance(message, Start):
             self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())), self._timeout)
         if isinstance(message, (Stop, EndNode)):
@@ -299,6 +303,9 @@ class Supervisor:
 
     def _send_stacks(self, process: NodeProcess, number: int) -> None:
         self._stream.send(process.stacks(number))
+
+    def _send_links(self, asked: AskLinks) -> None:
+        self._stream.send(see_links(self._job.node, asked))
 
     def _limit_life(self, message: Stop | EndNode) -> None:
         if isinstance(message, EndNode):
