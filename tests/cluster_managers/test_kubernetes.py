@@ -422,12 +422,16 @@ def refused(place: Place, **conf: object) -> tuple[str, float]:
     return found["error"], found["seconds"]
 
 
+NOWHERE = "127.0.0.1:1/nothing:1"
+"""A registry that refuses the connection."""
+
+
 def test_an_image_that_cannot_be_pulled_is_named(place: Place) -> None:
-    error, _ = refused(place, spark__kubernetes__container__image="registry.example/nothing:1")
+    error, _ = refused(place, spark__kubernetes__container__image=NOWHERE)
     assert re.search(
         r"PlanError: needs 2 slots .* Kubernetes says of pods? \S+exec-1.*(ErrImagePull|ImagePullBackOff)", error
     )
-    assert "registry.example/nothing:1" in error
+    assert NOWHERE in error
 
 
 def test_pods_for_which_no_host_has_cpus_are_named(place: Place) -> None:
