@@ -48,7 +48,12 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_REGISTER_SECONDS", 0.5), ("_LOOK_SECONDS", 0.05), ("_POLL_SECONDS", 0.01)):
+    for name, value in (
+        ("_REGISTER_SECONDS", 0.4),
+        ("_REFUSAL_SECONDS", 0.1),
+        ("_LOOK_SECONDS", 0.05),
+        ("_POLL_SECONDS", 0.01),
+    ):
         monkeypatch.setattr(slots, name, value)
 
 

@@ -56,6 +56,7 @@ _WHAT_IT_HAS = (
 _SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark again"
 _POLL_SECONDS = 0.2
 _AGAIN_AFTER = 5.0  # seconds in which a wait in vain is not repeated: preflight counts the slots several times
+_REFUSAL_SECONDS = 5.0  # more than that: Spark asks for refused pods again every 30 s, and its log then says why
 _LOOK_SECONDS = 5.0  # between two questions to Kubernetes
 _HOPELESS_LOOKS = 3  # so often it must say that a pod cannot start before that is believed: a registry may be slow
 
@@ -154,7 +155,7 @@ def await_executors(spark: SparkSession, need: int, timeout: float) -> None:
     for. What somebody has to mend, such as a wrong name of the image, ends the wait.
     """
     context = context_of(spark)
-    _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS), timeout)
+    _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS + _REFUSAL_SECONDS), timeout)
 
 
 _in_vain: dict[Hashable, tuple[float, str]] = {}
@@ -186,17 +187,18 @@ class _Registration:
             return
         nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
         with self._context.executors_to_come() as ask:
-            told, hopeless, looked = Missing(), 0, began
+            told, hopeless, look_at, deadline = Missing(), 0, began + _LOOK_SECONDS, began + timeout
             while not self._is_complete():
                 now = time.monotonic()
-                if now - looked >= _LOOK_SECONDS:
-                    looked, before, told = now, told, ask()
+                if now >= min(look_at, deadline):
+                    look_at, before, told = now + _LOOK_SECONDS, told, ask()
                     hopeless = hopeless + 1 if told.text and not told.coming else 0
+                    deadline = began + (while_coming if told.coming else timeout)
                     if told.text and told.kinds != before.kinds:
                         logger.warning("tfos_nb waits for Spark's executors. %s", told.text)
-                if now - began >= (while_coming if told.coming else timeout) or hopeless >= _HOPELESS_LOOKS:
-                    _in_vain[self._context.key] = now, told.text
-                    return
+                    if now >= deadline or hopeless >= _HOPELESS_LOOKS:
+                        _in_vain[self._context.key] = now, told.text
+                        return
                 nothing.wait(_POLL_SECONDS)
 
 

@@ -424,6 +424,7 @@ def _kubelet(made: Kubernetes, host: hosts.Host) -> dict[str, Any]:
         "evictionHard": {},
         "failCgroupV1": False,
         "failSwapOn": False,
+        "imageGCHighThresholdPercent": 100,  # it would remove images on a full disk, and no registry has them
         "localStorageCapacityIsolation": True,
         "nodeStatusUpdateFrequency": "4s",
         "registerWithTaints": [],
