@@ -293,6 +293,7 @@ def test_a_driver_outside_trains_with_executors_in_pods(place: Place, folder: Pa
         "spark.executor.cores": "1",
         "spark.executor.memoryOverhead": "1500m",
         "spark.decommission.enabled": "true",
+        "spark.hadoop.fs.permissions.umask-mode": "000",  # the pods' user writes into folders that this one makes
     }
     given = [
         "--master",
@@ -307,7 +308,7 @@ def test_a_driver_outside_trains_with_executors_in_pods(place: Place, folder: Pa
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": kubernetes.network.address,
     }
-    before = os.umask(0)  # the pods' user writes into folders that this one makes
+    before = os.umask(0)
     try:
         with submitted(given, told, tmp_path) as running:
             outcome(running)
