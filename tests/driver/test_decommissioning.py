@@ -215,9 +215,12 @@ class _Spark:
     def in_time(self, ask: Any) -> Any:
         return ask()
 
+    def why_lost(self, executor: str) -> str:
+        return f"Kubernetes says of pod p-exec-{executor}: deleted"
+
 
 def test_spark_is_asked_about_the_nodes_executors_and_each_one_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark, told, over = _Spark(), [], threading.Event()
 
@@ -231,7 +234,11 @@ def test_spark_is_asked_about_the_nodes_executors_and_each_one_is_reported_once(
     monkeypatch.setattr("tfos_nb.driver.decommissioning.context_of", lambda session: spark)
     monkeypatch.setattr("tfos_nb.driver.decommissioning._EVERY", 0.01)
     spark.decommissioned = {"0", "2"}
-    DecommissionWatch(None, Executors(), over).start()  # type: ignore[arg-type]
+    watch = DecommissionWatch(None, Executors(), over)  # type: ignore[arg-type]
+    watch.start()
     assert until(lambda: spark.asked[-1:] == [frozenset("1")])
     over.set()
     assert told == [frozenset("2")]
+    assert caplog.messages == ["Spark decommissions executor 2: Kubernetes says of pod p-exec-2: deleted"]
+    monkeypatch.setattr(_Spark, "why_lost", lambda self, executor: "")
+    assert watch.why_lost("2") == "Kubernetes says of pod p-exec-2: deleted", "the pod may be gone by now"
