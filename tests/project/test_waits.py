@@ -14,6 +14,7 @@ OF_OTHERS = (
     "BarrierTaskContext",
     "metrics[name]",
     "described",
+    "removed",
     "before",
 )  # methods of the same names that do not wait
 

@@ -136,8 +136,9 @@ class Classic(Context):
         """Return the reason with which Spark has removed an executor, if it has one."""
         executors = self._scala.statusStore().executorList(False)
         for one in map(executors.apply, range(executors.size())):
-            if one.id() == executor and one.removeReason().isDefined():
-                reason = " ".join(str(one.removeReason().get()).split())[:_REASON]
+            removed = one.removeReason()
+            if one.id() == executor and removed.isDefined():
+                reason = " ".join(str(removed.get()).split())[:_REASON]
                 return "" if reason.startswith("Executor decommission") else reason
         return ""
 
