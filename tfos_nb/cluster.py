@@ -28,7 +28,7 @@ from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_s
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.hangs.watch import HangWatch
-from tfos_nb.driver.launching import NodeTasks, await_slots, check_door_variables, check_keras, open_door, survey
+from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
 from tfos_nb.driver.membership.journal import ClusterEvent
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
@@ -50,7 +50,7 @@ from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.contexts import context_of
-from tfos_nb.spark.session import SparkJobs, session_and_format
+from tfos_nb.spark.session import SparkJobs, await_executors, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
@@ -371,7 +371,7 @@ class Cluster(Rich):
     def start(self) -> None:
         """Check the plan with Spark, open the door and submit the nodes; returns before they are up."""
         settle(self._spark)
-        await_slots(self._spark, self.plan, self._settings.rendezvous_timeout)
+        await_executors(self._spark, len(self.plan.spark_nodes), self._settings.rendezvous_timeout)
         launching = survey(self._spark, self.plan)
         check_keras(self._spark, self.plan, self._settings.env)
         hold, claim = launching.hold, launching.claim

@@ -29,7 +29,6 @@ from tfos_nb.runtime.program.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.program.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import (
-    await_executors,
     check_dynamic_allocation,
     check_local_python,
     check_slots,
@@ -67,11 +66,6 @@ class Launching:
     hold: bool
     here: tuple[str, ...] = ()
     claim: bool = False
-
-
-def await_slots(spark: SparkSession, plan: ClusterPlan, timeout: float) -> None:
-    """Wait for the executors that a plan needs, if Kubernetes is about to start them."""
-    await_executors(spark, len(plan.spark_nodes), timeout)
 
 
 def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None = None) -> Launching:
