@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tfos_nb.cluster_inference import answered
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
-from tfos_nb.driver.decommissioning import DecommissionWatch
+from tfos_nb.driver.executors.decommissioning import DecommissionWatch
+from tfos_nb.driver.executors.missing import MissingExecutors
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
@@ -391,7 +392,8 @@ class Cluster(Rich):
             nodes.submit()
             self._outcome.jobs = lambda: nodes.running
             watch = DecommissionWatch(self._spark, self._controller, self._outcome.over)
-            self._outcome.why_lost = watch.why_lost
+            missing = MissingExecutors(self._spark, self._controller, self._outcome)
+            self._outcome.why_lost, self._outcome.why_missing = watch.why_lost, missing.why
             self._lifecycle.at_rendezvous(nodes.submit_again)
             self._lifecycle.at_resubmission(nodes.submit_again)
             self._lifecycle.at_rendezvous(self._training_calls.rewind)
@@ -406,6 +408,7 @@ class Cluster(Rich):
         self._record()
         HangWatch(self.plan.name, self._controller, self._outcome.over).start()
         watch.start()
+        missing.start()
 
     def _record(self) -> None:
         """Keep the run's record from now on, and until the outcome is in it."""

@@ -27,10 +27,10 @@ from tfos_nb.spark.session import (
     check_local_python,
     check_slots,
     gives_gpus,
+    most_slots,
     resource_profile,
     run_to_the_end,
     session_and_format,
-    slots_total,
 )
 
 if TYPE_CHECKING:
@@ -158,13 +158,13 @@ def run(
     claim = gpus if gpus > 0 and not gives_gpus(session) else 0
     profile = resource_profile(session, cpus, gpus - claim)
     if claim:
-        at_once = nodes if barrier else min(nodes, slots_total(session, profile))
+        at_once = nodes if barrier else min(nodes, most_slots(session, profile, cpus=cpus))
         check_host_gpus(session, at_once, cpus=cpus, gpus=gpus)
     relayed = needs_relay(session)
     if barrier or relayed:  # tasks fetch their messages, too, and would wait for slots that the programs hold
-        check_dynamic_allocation(session, nodes)
+        check_dynamic_allocation(session, nodes, barrier=barrier)
         check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile, exchanging=relayed)
-    check_descriptors(session, nodes if barrier else min(nodes, slots_total(session)))
+    check_descriptors(session, nodes if barrier else min(nodes, most_slots(session)))
     handler = _Handler(nodes)
     door, address = open_door(session, handler)
     try:

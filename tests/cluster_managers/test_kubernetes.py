@@ -59,13 +59,14 @@ class Place:
             f"--kubeconfig={self.kubernetes.kubeconfig}",
             f"--namespace={self.namespace}",
         ]
-        return [*kubectl, "exec", "notebook-0", "--", "bash", "-c", script, "bash", *words]
+        # By the entrypoint, as the notebook's own processes: it gives a user a name who has none.
+        return [*kubectl, "exec", "notebook-0", "--", "/opt/entrypoint.sh", "bash", "-c", script, "bash", *words]
 
     @contextmanager
     def running(self, program: str, *arguments: str, conf: dict[str, object] | None = None) -> Iterator[Program]:
         """Start a program of tests/cluster_managers/programs in the notebook's pod; end it when the block is left."""
         words = ["timeout", f"{SECONDS:.0f}", "python", "-m", f"tests.cluster_managers.programs.{program}", *arguments]
-        log = self.shared.parent / f"{program}.log"
+        log = self.shared.parent / f"{program}-{len(list(self.shared.parent.glob(f'{program}-*.log')))}.log"
         with log.open("w") as out:
             process = subprocess.Popen(self.command(*words, conf=conf), stdout=out, stderr=out)
         try:
@@ -497,8 +498,27 @@ def of_another_user(spec: dict[str, Any]) -> None:
     """As OpenShift does: a user without a name, of group 0, and a root file system that is read-only."""
     spec["securityContext"] |= {"runAsUser": 1000660000, "runAsGroup": 0}
     spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] = True
-    spec["containers"][0]["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})
-    spec["volumes"].append({"name": "tmp", "emptyDir": {}})
+    for name, path in (("tmp", "/tmp"), ("home", "/home/spark")):
+        spec["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path})
+        spec["volumes"].append({"name": name, "emptyDir": {}})
+
+
+@pytest.fixture
+def notebook_of_another_user(place: Place) -> Iterator[None]:
+    """All pods of such a namespace have this user."""
+    import yaml
+
+    changed = list(yaml.safe_load_all(place.manifests))
+    (notebook,) = (one for one in changed if one["kind"] == "StatefulSet")
+    of_another_user(notebook["spec"]["template"]["spec"])
+
+    def apply(manifests: str) -> None:
+        place.ctl("apply", "--filename=-", given=manifests)
+        place.restart()
+
+    apply(yaml.safe_dump_all(changed))
+    yield
+    apply(place.manifests)
 
 
 def test_sixty_four_megabytes_of_dev_shm_are_enough(place: Place, folder: Path) -> None:
@@ -510,6 +530,7 @@ def test_sixty_four_megabytes_of_dev_shm_are_enough(place: Place, folder: Path) 
     assert {node[2] for node in seen.values()} == {64 << 20}
 
 
+@pytest.mark.usefixtures("notebook_of_another_user")
 def test_a_user_without_a_name_and_a_read_only_root_file_system(place: Place, folder: Path) -> None:
     conf = with_template(place, "other-user.yaml", of_another_user)
     found = place.outcome("train_on_shared", in_pods(place, folder), conf=conf)
@@ -535,6 +556,44 @@ def test_workers_get_gpus_and_a_parameter_server_gets_none(place: Place) -> None
     assert {node: seen[4] for node, seen in found["results"].items()} == {"worker:0": ["0"], "worker:1": ["0"]}
 
 
+def test_gpu_pods_are_started_for_the_workers_alone(place: Place) -> None:
+    """By dynamic allocation, as the page says: pods of two kinds in one cluster, and none before it asks."""
+    gpu, allocation = "spark.executor.resource.gpu", "spark.dynamicAllocation"
+    conf: dict[str, object] = {
+        f"{allocation}.enabled": "true",
+        f"{allocation}.initialExecutors": 0,
+        f"{allocation}.maxExecutors": 2,
+        "spark.executor.instances": 0,
+        "spark.kubernetes.executor.request.cores": "300m",  # the pods with GPUs take a CPU each: four are here
+        f"{gpu}.amount": 0,
+        f"{gpu}.vendor": "nvidia.com",
+        f"{gpu}.discoveryScript": "/opt/gpus.sh",
+    }
+    plan = {"gpus": 1, "workers": 2, "ps": 1, "evaluator": True, "chief": False, "input_mode": "tensorflow"}
+    with place.running("on_kubernetes", "count_in_a_while", json.dumps(plan), conf=conf) as it:
+        assert it.said("running"), it.log.read_text()[-4000:]
+        pods = place.executors()
+        found = it.outcome()
+    gpus = {
+        pod["metadata"]["labels"]["spark-exec-id"]: pod["spec"]["containers"][0]["resources"]["limits"].get(
+            "nvidia.com/gpu", "0"
+        )
+        for pod in pods.values()
+    }
+    assert {node: gpus[executor] for node, executor in found["executors"].items()} == {
+        "worker:0": "1",
+        "worker:1": "1",
+        "ps:0": "0",
+        "evaluator:0": "0",
+    }
+    assert {node: seen[4] for node, seen in found["results"].items()} == {
+        "worker:0": ["0"],
+        "worker:1": ["0"],
+        "ps:0": [],
+        "evaluator:0": [],
+    }
+
+
 # --- network policies -------------------------------------------------------------------------------------------------
 
 LISTENING = 'cat /proc/net/tcp /proc/net/tcp6 | awk \'$4 == "0A" {split($2, a, ":"); print a[2]}\''
@@ -556,20 +615,23 @@ def test_a_stranger_reaches_neither_tensorflow_nor_the_door(place: Place, folder
         found = it.outcome()
     assert sum(map(len, tried.values())) > 6
     assert any(7300 <= port <= 7307 for ports in tried.values() for port in ports), "the door"
-    assert open_ports == []
+    assert open_ports == ["the API server"]
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(12)}
 
 
 TRIES = """\
-import json, socket, sys
-found = []
-for host, ports in json.loads(sys.argv[1]).items():
-    for port in ports:
-        try:
-            socket.create_connection((host, port), 1).close()
-            found.append([host, port])
-        except OSError:
-            pass
+import json, os, socket, sys
+
+def is_open(host, port):
+    try:
+        socket.create_connection((host, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+found = [[host, port] for host, ports in json.loads(sys.argv[1]).items() for port in ports if is_open(host, port)]
+if is_open(os.environ["KUBERNETES_SERVICE_HOST"], 443):
+    found.append("the API server")  # the stranger has a network
 print(json.dumps(found))
 """
 

@@ -128,7 +128,7 @@ def test_other_pods_reach_nothing_and_a_proxy_reaches_only_jupyter() -> None:
     assert not any(ports_open(STRANGER, target) for target in (NOTEBOOK, *EXECUTORS))
     assert not any(ports_open(PROXY, node) for node in EXECUTORS)
     assert ports_open(PROXY, NOTEBOOK) == {8888} == {port["containerPort"] for port in container(notebook())["ports"]}
-    assert "--port=8888" in container(notebook())["command"]
+    assert "--port=8888" in container(notebook())["args"]
 
 
 def test_the_service_and_the_page_name_the_ports_in_use() -> None:
@@ -223,7 +223,7 @@ def test_all_pods_have_the_same_user_image_and_shared_path() -> None:
     assert f"\nUSER {user}:{group}\n" in dockerfile()[0]
     assert container(notebook())["image"] == settings()["spark.kubernetes.container.image"]
     assert {mounts(pod)["shared"] for pod in PODS} == {"/shared"}
-    assert "--ServerApp.root_dir=/shared" in container(notebook())["command"]
+    assert "--ServerApp.root_dir=/shared" in container(notebook())["args"]
 
 
 def test_sparks_requests_to_the_api_server_are_allowed_by_the_role() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.spark.contexts.pods import Missing, Pod, explain, refusal_in
+from tfos_nb.spark.contexts.pods import Missing, Pod, explain, pods_in, refusal_in
 
 
 def pod(phase: str = "Pending", *, name: str = "p-exec-1", deleted: bool = False, **status: Any) -> Pod:
@@ -97,3 +97,9 @@ def test_the_newest_refusal_is_found_in_sparks_log() -> None:
     assert refusal_in("Message: nothing of Kubernetes") == ""
     assert refusal_in("KubernetesClientException: Message: no more text") == "no more text"
     assert not re.search(r"\n", refusal_in(LOG))
+
+
+def test_an_empty_list_of_pods_has_no_items() -> None:
+    """As Spark's client writes it. A quota that admits no pod leaves such a list."""
+    assert pods_in('{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"812"}}') == ()
+    assert [one.name for one in pods_in('{"items":[{"metadata":{"name":"p-exec-1"}}]}')] == ["p-exec-1"]

@@ -51,7 +51,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("_REGISTER_SECONDS", 0.4),
         ("_REFUSAL_SECONDS", 0.1),
-        ("_LOOK_SECONDS", 0.05),
+        ("LOOK_SECONDS", 0.05),
         ("_POLL_SECONDS", 0.01),
     ):
         monkeypatch.setattr(slots, name, value)

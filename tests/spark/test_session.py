@@ -347,31 +347,6 @@ def test_an_embedded_spark_retries_tasks_and_prints_nothing_in_the_cell(run_scri
     assert "gives its tasks no GPUs" in gpus
 
 
-def test_dynamic_allocation_that_keeps_too_few_executors_is_refused(spark_home: Path, run_script: RunScript) -> None:
-    ended = run_script(
-        """
-        import warnings
-        warnings.simplefilter("ignore")
-        from tfos_nb.errors import PlanError
-        from tfos_nb.spark.session import check_dynamic_allocation, spark_session
-
-        spark = spark_session(conf={
-            "spark.master": "local-cluster[1,2,1024]", "spark.dynamicAllocation.enabled": "true",
-            "spark.dynamicAllocation.minExecutors": "1", "spark.ui.enabled": "false",
-        })
-        check_dynamic_allocation(spark, need=2)
-        try:
-            check_dynamic_allocation(spark, need=5)
-        except PlanError as error:
-            print(error)
-        spark.stop()
-        """,
-        SPARK_HOME=str(spark_home),
-    )
-    assert "keeps 1 executors for certain; 5 slots need 3 of 2" in ended.stdout
-    assert "spark.dynamicAllocation.minExecutors=3" in ended.stdout
-
-
 def test_a_stopped_or_invalid_session_is_refused(run_script: RunScript) -> None:
     ended = run_script(
         """

@@ -33,6 +33,7 @@ from tfos_nb.spark.session import (
     check_local_python,
     check_slots,
     gives_gpus,
+    most_slots,
     resource_profile,
     slots_total,
 )
@@ -52,6 +53,9 @@ __all__ = [
     "open_door",
     "survey",
 ]
+
+
+_MOST_FEEDING = 10_000  # tasks that feed at a time, for which files are allowed
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ def check_descriptors(spark: SparkSession, nodes: int) -> None:
     """
     if needs_relay(spark):  # the nodes connect to the relay's process instead
         return
-    if (most := make_room(nodes + slots_total(spark))) < nodes:
+    feeding = min(most_slots(spark), _MOST_FEEDING)
+    if (most := make_room(nodes + feeding)) < nodes:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise PlanError(
             f"{nodes} nodes need {nodes} connections, and this process can take {most}. Its limit of open files "
@@ -183,7 +188,8 @@ def _one_is_left(
     try:
         check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile, exchanging=relayed)
     except PlanError:
-        if not feeding or relayed:
+        # With dynamic allocation Spark would remove the executor of a node that has left its slot: it seems idle.
+        if not feeding or relayed or context_of(spark).has_dynamic_allocation:
             raise
         check_slots(spark, need, False, cpus=cpus, gpus=gpus, profile=profile)
         return False

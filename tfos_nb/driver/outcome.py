@@ -41,6 +41,8 @@ class ClusterOutcome:
     why_lost : callable
         Returns why the cluster manager has ended an executor, by its name; empty if it does not say that yet, None if
         it never does. Set once.
+    why_missing : callable
+        Returns why executors of missing nodes do not come; empty if nobody says. Set once.
     """
 
     def __init__(self, name: str, controller: ClusterController) -> None:
@@ -50,6 +52,7 @@ class ClusterOutcome:
         self.stop: Stop | None = None
         self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
         self.why_lost: Callable[[str], str | None] = _unknown
+        self.why_missing: Callable[[], str] = str
         self._controller = controller
         self._changed = controller.changed
 
@@ -127,9 +130,11 @@ class ClusterOutcome:
     def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
         """Return the error that says which nodes never came."""
         missing, total = self._controller.missing, len(self._controller.plan.nodes)
+        came = f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}"
+        if why := self.why_missing():
+            return RendezvousTimeout(f"{came}. {why}", missing)
         return RendezvousTimeout(
-            f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}. "
-            f"Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
+            f"{came}. Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
             f"{address.port}. Find the job of cluster {self.name} in Spark's UI; if a firewall is between them, set "
             "TFOS_SERVER_HOST and TFOS_SERVER_PORT",
             missing,

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts import context_of
-from tfos_nb.spark.session import check_slots, resource_profile, slots_total
+from tfos_nb.spark.session import check_slots, most_slots, resource_profile
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -201,7 +201,7 @@ class _Free:
     ) -> None:
         self._spark, self._need, self._profile = spark, need, profile
         self._timeout, self._say = timeout, say
-        self.total = slots_total(spark, profile, at_least=need.nodes + int(need.feeding))
+        self.total = most_slots(spark, profile, cpus=need.cpus, gpus=need.gpus, at_least=need.nodes + int(need.feeding))
         # If there are as many nodes as slots, the nodes' tasks leave their slots to the tasks that feed rows.
         self._feeding = need.feeding and self.total > need.nodes
         if self.total < need.nodes:

@@ -13,12 +13,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyspark
-from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.resource import (
+    ExecutorResourceRequests,
+    ResourceProfile,
+    ResourceProfileBuilder,
+    TaskResourceRequests,
+)
 from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError, counted
@@ -30,7 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "LOOK_SECONDS",
     "Busy",
+    "ExecutorsToCome",
     "SlotCounts",
     "Slots",
     "await_executors",
@@ -38,6 +45,7 @@ __all__ = [
     "check_local_python",
     "check_slots",
     "gives_gpus",
+    "most_slots",
     "places_beside_exchanges",
     "resource_profile",
     "room_for",
@@ -55,19 +63,31 @@ _WHAT_IT_HAS = (
 )
 _SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark again"
 _POLL_SECONDS = 0.2
+LOOK_SECONDS = 5.0
+"""Between two questions to Kubernetes."""
 _AGAIN_AFTER = 5.0  # seconds in which a wait in vain is not repeated: preflight counts the slots several times
 _REFUSAL_SECONDS = 5.0  # more than that: Spark asks for refused pods again every 30 s, and its log then says why
-_LOOK_SECONDS = 5.0  # between two questions to Kubernetes
+_GPU = "spark.executor.resource.gpu"
+_GPU_SCRIPT = f"{_GPU}.discoveryScript"
 _HOPELESS_LOOKS = 3  # so often it must say that a pod cannot start before that is believed: a registry may be slow
 
 
 def gives_gpus(spark: SparkSession) -> bool:
     """Return whether this Spark assigns GPUs to tasks itself."""
-    return context_of(spark).gpus > 0
+    context = context_of(spark)
+    return context.gpus > 0 or _starts_with_gpus(context)
+
+
+def _starts_with_gpus(context: Context) -> bool:
+    """Return whether Spark can start executors with GPUs for nodes that ask for them, beside others without."""
+    return context.grows and bool(context.setting(_GPU_SCRIPT))
 
 
 def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> ResourceProfile | None:
     """Return the resource profile with which a task has the resources of one node.
+
+    With dynamic allocation Spark starts executors of their own for a profile. A node's have as many GPUs as the node,
+    and else the size of all others. They stay for the next cluster, until Spark finds them idle for too long.
 
     Returns
     -------
@@ -91,14 +111,33 @@ def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> Resou
     change += f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
     if context.is_local:
         raise PlanError(wanted + f"{context.master} cannot give another to some of them: {change}")
-    if context.has_dynamic_allocation:
-        raise PlanError(wanted + f"with dynamic allocation other tasks would wait for executors of their own: {change}")
+    if context.has_dynamic_allocation and not context.grows:
+        raise PlanError(wanted + f"over Spark Connect dynamic allocation starts no other executors for them: {change}")
     if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
         raise PlanError(wanted + f"PySpark {pyspark.__version__} has no stage-level scheduling of DataFrames: {change}")
-    request = TaskResourceRequests().cpus(cpus)
+    with _profiles_lock:
+        if (profile := _profiles.get((context.key, cpus, gpus))) is None:
+            profile = _profiles[context.key, cpus, gpus] = _new_profile(context, cpus, gpus)
+    return profile
+
+
+_profiles: dict[tuple[Hashable, int, int], ResourceProfile] = {}
+"""By application, CPUs and GPUs. An executor of dynamic allocation runs tasks of one profile, and no equal one's."""
+_profiles_lock = threading.Lock()
+
+
+def _new_profile(context: Context, cpus: int, gpus: int) -> ResourceProfile:
+    tasks = TaskResourceRequests().cpus(cpus)
     if gpus:
-        request = request.resource("gpu", gpus)
-    profile = ResourceProfileBuilder().require(request).build
+        tasks = tasks.resource("gpu", gpus)
+    builder = ResourceProfileBuilder().require(tasks)
+    if context.grows:
+        executors = ExecutorResourceRequests().cores(context.executor_cores or cpus)
+        if gpus:
+            script, vendor = context.setting(_GPU_SCRIPT), context.setting(f"{_GPU}.vendor")
+            executors = executors.resource("gpu", gpus, script, vendor)
+        builder = builder.require(executors)
+    profile = builder.build
     context.know(profile)
     return profile
 
@@ -109,11 +148,19 @@ def _check_executor(context: Context, cpus: int, gpus: int) -> None:
         name = "the N of local[N]" if context.is_local else "spark.executor.cores"
         raise PlanError(f"cpus={cpus}: an executor has {cores} cores. Ask for fewer, or raise {name}")
     held = context.gpus
-    if gpus > held:
+    if gpus and _starts_with_gpus(context):
+        if context.master.startswith("k8s://") and not context.setting(f"{_GPU}.vendor"):
+            raise PlanError(f"gpus={gpus}: start Spark with {_GPU}.vendor=nvidia.com, by which Kubernetes knows GPUs")
+    elif gpus > held:
         where = f"{context.master} gives its tasks no GPUs" if context.is_local else f"an executor has {held}"
         raise PlanError(
             f"gpus={gpus}: {where}. Start Spark, on a cluster, with spark.executor.resource.gpu.amount={gpus} and "
             f"spark.task.resource.gpu.amount={gpus}, or ask for gpus={held}"
+            + (
+                f". Or set {_GPU}.amount=0 and {_GPU_SCRIPT}: it then starts executors with GPUs for such nodes alone"
+                if context.grows
+                else ""
+            )
         )
 
 
@@ -148,6 +195,28 @@ def slots_total(
     return context.places(profile)
 
 
+def most_slots(
+    spark: SparkSession,
+    profile: ResourceProfile | None = None,
+    *,
+    cpus: int = 1,
+    gpus: int = 0,
+    at_least: int | None = None,
+) -> int:
+    """Return the number of tasks of a profile that can run at the same time, with all executors that Spark may start.
+
+    Without dynamic allocation these are the executors that it has: see :func:`slots_total`. ``cpus`` and ``gpus`` are
+    those of a task.
+    """
+    context = context_of(spark)
+    if not context.grows:
+        return slots_total(spark, profile, at_least=at_least)
+    each = (context.executor_cores or cpus) // cpus
+    if gpus:
+        each = min(each, context.gpus // gpus if profile is None else 1)
+    return max(context.places(profile), context.most_executors * each)
+
+
 def await_executors(spark: SparkSession, need: int, timeout: float) -> None:
     """Wait for ``need`` slots while executors register, and up to ``timeout`` seconds while Kubernetes starts them.
 
@@ -166,6 +235,32 @@ def _why_in_vain(context: Context) -> str:
     """Return why executors did not come to the last wait, if it was just now."""
     ended, why = _in_vain.get(context.key, (-math.inf, ""))
     return why if time.monotonic() - ended < _AGAIN_AFTER else ""
+
+
+class ExecutorsToCome:
+    """What the cluster manager says of executors that do not come, question after question.
+
+    Parameters
+    ----------
+    ask : callable
+        Asks it, by :meth:`~tfos_nb.spark.contexts.base.Context.executors_to_come`.
+    """
+
+    def __init__(self, ask: Callable[[], Missing]) -> None:
+        self._ask, self._told, self._hopeless = ask, Missing(), 0
+
+    def look(self) -> Missing:
+        """Ask, and log a new reason."""
+        before, self._told = self._told, self._ask()
+        self._hopeless = self._hopeless + 1 if self._told.text and not self._told.coming else 0
+        if self._told.text and self._told.kinds != before.kinds:
+            logger.warning("tfos_nb waits for Spark's executors. %s", self._told.text)
+        return self._told
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether it has said often enough that they cannot start before somebody mends something."""
+        return self._hopeless >= _HOPELESS_LOOKS
 
 
 class _Registration:
@@ -187,16 +282,13 @@ class _Registration:
             return
         nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
         with self._context.executors_to_come() as ask:
-            told, hopeless, look_at, deadline = Missing(), 0, began + _LOOK_SECONDS, began + timeout
+            executors, look_at, deadline = ExecutorsToCome(ask), began + LOOK_SECONDS, began + timeout
             while not self._is_complete():
                 now = time.monotonic()
                 if now >= min(look_at, deadline):
-                    look_at, before, told = now + _LOOK_SECONDS, told, ask()
-                    hopeless = hopeless + 1 if told.text and not told.coming else 0
+                    look_at, told = now + LOOK_SECONDS, executors.look()
                     deadline = began + (while_coming if told.coming else timeout)
-                    if told.text and told.kinds != before.kinds:
-                        logger.warning("tfos_nb waits for Spark's executors. %s", told.text)
-                    if now >= deadline or hopeless >= _HOPELESS_LOOKS:
+                    if now >= deadline or executors.in_vain:
                         _in_vain[self._context.key] = now, told.text
                         return
                 nothing.wait(_POLL_SECONDS)
@@ -206,11 +298,11 @@ def _expected_executors(context: Context) -> int:
     """Return the number of requested executors; 0 for a local Spark, 1 if only the number of machines limits it."""
     if context.is_local:
         return 0
+    if context.has_dynamic_allocation:
+        return _kept_executors(context)
     cluster = context.local_cluster
     if cluster is not None:
         return cluster[0]
-    if context.has_dynamic_allocation:
-        return _kept_executors(context)
     instances = int(context.setting("spark.executor.instances", "0"))
     cores, cores_max = context.executor_cores, int(context.setting("spark.cores.max", "0"))
     return instances or (cores_max // cores if cores else 0) or 1
@@ -228,12 +320,16 @@ def places_beside_exchanges(spark: SparkSession) -> int:
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """Slots for the tasks of one job: how many of its tasks run, and which stages hold the ``total`` slots."""
+    """Slots for the tasks of one job: how many of its tasks run, and which stages hold the ``total`` slots.
+
+    ``grows`` says that Spark starts executors for tasks that wait.
+    """
 
     running: int
     total: int
     held: int
     stages: tuple[Busy, ...]
+    grows: bool = False
 
     @property
     def free(self) -> int:
@@ -253,7 +349,7 @@ def room_for(context: Context, description: str) -> SlotCounts:
     gpus = float(context.setting("spark.task.resource.gpu.amount", "0"))
     held = sum(max(math.ceil(one.cpus / cpus), math.ceil(one.gpus / gpus) if gpus else 0) for one in stages)
     running = sum(one.tasks for one in stages if one.description == description)
-    return SlotCounts(running, context.places(None), held, stages)
+    return SlotCounts(running, context.places(None), held, stages, context.grows)
 
 
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
@@ -300,14 +396,16 @@ def check_slots(
         stages = slots_busy(spark)
         leave = still_ending(stages)
         stages += still_pending(stages)
-        held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
-        total = slots_total(spark, profile, at_least=wanted + sum(held))
+        # Where Spark starts executors for each profile, nodes with GPUs and others do not take each other's.
+        beside = [stage for stage in stages if bool(stage.gpus) == bool(gpus) or not context_of(spark).grows]
+        held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in beside]
+        total = most_slots(spark, profile, cpus=cpus, gpus=gpus, at_least=wanted + sum(held))
         slots = Slots(total, sum(held), stages)
         if slots.free >= wanted:
             return slots
         if not leave:
-            beside = [" and at least 1 for feeding"] * feeding + [", and 1 for the relay"] * exchanging
-            raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
+            others = [" and at least 1 for feeding"] * feeding + [", and 1 for the relay"] * exchanging
+            raise PlanError(_too_few(context_of(spark), slots, need, others, gpus))
         nothing.wait(_POLL_SECONDS)
 
 
@@ -315,8 +413,11 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     wanted = need + len(beside)
     purpose = counted(need, "node") + (f" with {counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
     cores = context.executor_cores
-    size = counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
-    size += f" x {counted(context.gpus, 'GPU')}" if gpus else ""
+    size = counted(context.executors(), "executor")
+    if context.grows:
+        size = f"at most {counted(context.most_executors, 'executor')}"
+    size += f" x {cores} cores" if cores else ""
+    size += f" x {counted(context.gpus, 'GPU')}" if gpus and context.gpus else ""
     has = context.master if context.is_local else f"{context.master}, {size}"
     text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
@@ -327,8 +428,9 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
     fits = slots.free - len(beside)
     remedies.append(f"ask for {counted(fits, 'node')}" if fits > 0 else "")
-    more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
-    more += " or spark.executor.resource.gpu.amount" if gpus else ""
+    executors = "dynamicAllocation.maxExecutors" if context.grows else "executor.instances"
+    more = f"local[{wanted + slots.busy}]" if context.is_local else f"spark.{executors} or spark.executor.cores"
+    more += f" or {_GPU}.amount" if gpus and context.gpus else ""
     remedies.append("see to it that Kubernetes can run these pods" if missing else f"start Spark with more: {more}")
     return "".join(text) + ". To fix this: " + ", or ".join(filter(None, remedies))
 
@@ -366,14 +468,20 @@ def check_local_python(spark: SparkSession) -> None:
         raise PlanError(f"the executors' Python, {python}, has no {', '.join(missing)}. {_SET_PYTHON}")
 
 
-def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
-    """Refuse dynamic allocation unless the executors that it always keeps have ``need`` slots.
+def check_dynamic_allocation(spark: SparkSession, need: int, *, barrier: bool = False) -> None:
+    """Refuse dynamic allocation over Spark Connect, unless the executors that it always keeps have ``need`` slots.
 
-    Spark would start more executors only when tasks wait, one after another. It also removes an idle executor, on which
-    a node that has left its slot may still run.
+    A client does not see which tasks run, and whether more executors may come. ``barrier`` tasks are refused anyway:
+    Spark runs none under dynamic allocation (SPARK-24942).
     """
     context = context_of(spark)
     if not context.has_dynamic_allocation:
+        return
+    if barrier:
+        raise PlanError(
+            "barrier=True: Spark runs no barrier tasks under spark.dynamicAllocation.enabled=true. Start it without"
+        )
+    if context.grows:
         return
     per_executor = max((context.executor_cores or 1) // int(context.setting("spark.task.cpus", "1")), 1)
     executors = math.ceil(need / per_executor)

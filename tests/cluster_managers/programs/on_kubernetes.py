@@ -26,6 +26,14 @@ def count(args: Any, ctx: Any) -> list[Any]:
     return [ctx.task_index, os.getuid(), memory, len(tf.config.list_logical_devices("CPU")), list(ctx.gpus)]
 
 
+def count_in_a_while(args: Any, ctx: Any) -> list[Any]:
+    """Return the same after a time in which the pods can be looked at."""
+    import threading
+
+    threading.Event().wait(10.0)
+    return count(args, ctx)
+
+
 def wait(args: Any, ctx: Any) -> int:
     """Report a step every 0.1 s, for a minute at most."""
     import threading
@@ -63,6 +71,7 @@ if __name__ == "__main__":
         ) as it:
             print("running", flush=True)
             it.wait()
+            found["executors"] = {node.node: node.executor for node in it.snapshot().nodes}
         found["results"] = it.results()
     except TfosError as error:
         found["error"] = f"{type(error).__name__}: {error}"

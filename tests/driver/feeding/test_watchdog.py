@@ -182,3 +182,16 @@ def test_a_feed_without_any_executor_fails_after_the_timeout(spark_of: Spark, ca
     told = waited(spark_of, 30)
     assert told.startswith("the rows of epoch 2 waited 10 s for Spark, which has no executor any more")
     assert spark_of.wanted == 0
+
+
+def test_where_spark_starts_executors_no_node_leaves_its_slot_and_the_rows_wait_for_one(spark_of: Spark) -> None:
+    spark_of.found = SlotCounts(0, 2, 2, (Busy("nodes", 2, 2, 0),), grows=True)
+    told = waited(spark_of, 30)
+    assert told.startswith("the rows of epoch 2 waited 10 s for an executor: nodes hold all 2 slots")
+    assert "spark.dynamicAllocation.maxExecutors" in told
+    assert spark_of.wanted == 0
+
+
+def test_rows_wait_without_an_end_for_the_slots_of_other_jobs_where_spark_starts_executors(spark_of: Spark) -> None:
+    spark_of.found = SlotCounts(0, 2, 2, (Busy("nodes", 1, 1, 0), Busy("a query", 1, 1, 0)), grows=True)
+    assert waited(spark_of, 30) == ""

@@ -111,14 +111,21 @@ class WithoutSlot:
         if room is None or room.running or room.free:
             self._since = now
             return ""
-        if room.is_for_nodes:
+        if room.is_for_nodes and not room.grows:
             self._controller.want_slot()
         seconds = now - self._since
         if seconds > _TELL and not self._told:
             self._told = True
             logger.warning("the rows of epoch %d wait for Spark: %s", self._feed.epoch, _said(room))
-        if room.total or seconds < self._timeout:
+        nodes_alone = room.grows and room.is_for_nodes
+        if (room.total and not nodes_alone) or seconds < self._timeout:
             return ""
+        if nodes_alone:
+            return (
+                f"the rows of epoch {self._feed.epoch} waited {self._timeout:g} s for an executor: nodes hold all "
+                f"{room.total} slots, and Spark has not started another. Find out why in its log or in the cluster "
+                "manager, raise spark.dynamicAllocation.maxExecutors if all have been started, or raise feed_timeout"
+            )
         return (
             f"the rows of epoch {self._feed.epoch} waited {self._timeout:g} s for Spark, which has no executor any "
             "more. Find out in its UI, or in the cluster manager, why the executors ended and no new one started. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, counted
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.widgets.hosts import detect_host
 
@@ -24,12 +24,22 @@ def preflight(plan: ClusterPlan) -> str:
         named = named_spark()
         then = f"takes {named}" if named else "starts an embedded one with enough slots"
         return f"Spark: there is no session yet; %%tfos_cluster or %tfos_spark {then}."
+    context = context_of(spark)
     try:
         survey(spark, plan)
+        if context.grows:
+            return f"The plan fits: {_started_for(plan)}. Nothing was started."
         total, busy = slots_total(spark, timeout=5.0), sum(stage.tasks for stage in slots_busy(spark))
     except PlanError as error:
         return f"Spark would refuse it: {error}"
-    master = context_of(spark).master
-    return (
-        f"The plan fits: it needs {len(plan.nodes)} of {total} slots of {master}, {busy} are busy. Nothing was started."
-    )
+    needs = f"it needs {len(plan.nodes)} of {total} slots of {context.master}, {busy} are busy"
+    return f"The plan fits: {needs}. Nothing was started."
+
+
+def _started_for(plan: ClusterPlan) -> str:
+    """Say which executors dynamic allocation starts for a plan."""
+    with_gpus = [str(node) for node in plan.spark_nodes if plan.gpus_of(node)]
+    others = [str(node) for node in plan.spark_nodes if not plan.gpus_of(node)]
+    kinds = [f"with {counted(plan.gpus, 'GPU')} each for {', '.join(with_gpus)}"] if with_gpus else []
+    kinds += [f"without GPUs for {', '.join(others)}"] if with_gpus and others else []
+    return "Spark starts executors that are missing" + (f", {' and '.join(kinds)}" if kinds else "")

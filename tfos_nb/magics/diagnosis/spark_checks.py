@@ -45,10 +45,11 @@ def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> li
     busy = slots_busy(spark)
     total, taken = slots_total(spark, timeout=REGISTER_SECONDS), sum(stage.tasks for stage in busy)
     told = f"{taken} of {total} busy" + "".join(f"; {stage.tasks} by '{stage.description}'" for stage in busy)
+    more = "; Spark starts executors for tasks that wait (dynamic allocation)" if context.grows else ""
     connect = ", over Spark Connect" if is_connect(spark) else ""
     found = [
         Finding("Spark", "ok", f"{spark.version}, {context.master}, called {context.name}{connect}"),
-        Finding("slots", "ok" if taken < total else "warn", told),
+        Finding("slots", "ok" if taken < total or context.grows else "warn", told + more),
     ]
     if context.ui:
         found.append(Finding("Spark's UI", "ok", context.ui, link=_through_proxy(context.ui, host, conf, proxy_url)))
@@ -140,11 +141,13 @@ def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Run one task that checks its executor, if a slot is free for it."""
     from tfos_nb.driver.launching import error_of_job
     from tfos_nb.driver.prewarm import look as look_at_hosts
+    from tfos_nb.spark.contexts import context_of
     from tfos_nb.spark.reachability import look_from_executor
     from tfos_nb.spark.session import slots_busy, slots_total
 
     what = "executors' Python"
-    if sum(stage.tasks for stage in slots_busy(spark)) >= slots_total(spark, timeout=REGISTER_SECONDS):
+    full = sum(stage.tasks for stage in slots_busy(spark)) >= slots_total(spark, timeout=REGISTER_SECONDS)
+    if full and not context_of(spark).grows:
         return [Finding(what, "warn", "no slot is free to look from"), _look_at_door(spark)]
     try:
         host, bind, ports = _addresses(spark)

@@ -22,6 +22,7 @@ __all__ = ["Context", "is_connect"]
 logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
+_UNLIMITED = 2**31 - 1  # Spark's own default of the most executors
 
 
 def is_connect(value: object) -> bool:
@@ -91,6 +92,21 @@ class Context(ABC):
         """Whether Spark starts and ends executors by itself."""
         enabled = self.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
         return enabled and not self.is_local  # a local Spark ignores the setting
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether the executors are pods of Kubernetes, of which :meth:`executors_to_come` says why they do not run."""
+        return False
+
+    @property
+    def grows(self) -> bool:
+        """Whether Spark starts executors for tasks that wait, and this process can see which tasks run."""
+        return False
+
+    @property
+    def most_executors(self) -> int:
+        """Number of executors of one profile that dynamic allocation may have."""
+        return int(self.setting("spark.dynamicAllocation.maxExecutors", str(_UNLIMITED)))
 
     @property
     def announces_ends(self) -> bool:

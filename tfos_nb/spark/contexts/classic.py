@@ -14,7 +14,7 @@ from pyspark import InheritableThread, SparkContext
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts.base import Context
 from tfos_nb.spark.contexts.pending_slots import Busy
-from tfos_nb.spark.contexts.pods import ExecutorPods, Missing, executor_pods
+from tfos_nb.spark.contexts.pods import Missing, explain, pods_of, refusals, why_ended
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -78,6 +78,14 @@ class Classic(Context):
     def cores(self) -> int:
         return int(self.sc.defaultParallelism)
 
+    @property
+    def has_pods(self) -> bool:
+        return self.master.startswith("k8s://")
+
+    @property
+    def grows(self) -> bool:
+        return self.has_dynamic_allocation
+
     def executors(self) -> int:
         return int(self._scala.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
@@ -122,14 +130,20 @@ class Classic(Context):
 
     @contextmanager
     def executors_to_come(self) -> Iterator[Callable[[], Missing]]:
-        with self._pods() as pods:
-            yield lambda: self.in_time(pods.why_missing) or Missing() if pods else Missing()
+        with ExitStack() as opened:
+            listening = partial(opened.enter_context, refusals(self.sc))
+            newest = self.in_time(listening) if self.has_pods else None
+            yield partial(self._why_missing, newest)
+
+    def _why_missing(self, refusal: Callable[[], str] | None) -> Missing:
+        if refusal is None:
+            return Missing()
+        return self.in_time(lambda: explain(pods_of(self.sc), refusal())) or Missing()
 
     def why_lost(self, executor: str) -> str | None:
         if not self.master.startswith(("k8s://", "yarn")):
             return None
-        with self._pods() as pods:
-            said = self.in_time(partial(pods.why_lost, executor)) if pods else ""
+        said = self.in_time(lambda: why_ended(pods_of(self.sc), executor)) if self.has_pods else ""
         return said or self.in_time(partial(self._why_removed, executor)) or ""
 
     def _why_removed(self, executor: str) -> str:
@@ -141,12 +155,6 @@ class Classic(Context):
                 reason = " ".join(str(removed.get()).split())[:_REASON]
                 return "" if reason.startswith("Executor decommission") else reason
         return ""
-
-    @contextmanager
-    def _pods(self) -> Iterator[ExecutorPods | None]:
-        with ExitStack() as opened:
-            asked = partial(opened.enter_context, executor_pods(self.sc))
-            yield self.in_time(asked) if self.master.startswith("k8s://") else None
 
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)

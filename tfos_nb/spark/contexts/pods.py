@@ -4,16 +4,16 @@ Spark asks the API server by a client of its own, which may list and read pods (
 here too. A pod that the API server refuses to make exists nowhere: only the log of Spark's allocator says so. It tries
 again every second, so listening to it for a while is enough::
 
-    with executor_pods(sc) as pods:
-        pods.why_missing()      pending pods, and what they wait for; refused pods
-        pods.why_lost("3")      OOMKilled, Evicted, ... of the pod of executor 3
+    why_ended(pods_of(sc), "3")             OOMKilled, Evicted, ... of the pod of executor 3
+    with refusals(sc) as newest:
+        explain(pods_of(sc), newest())      pending pods, and what they wait for; refused pods
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark import SparkContext
 
-__all__ = ["ExecutorPods", "Missing", "Pod", "executor_pods", "explain", "refusal_in"]
+__all__ = ["Missing", "Pod", "explain", "pods_in", "pods_of", "refusal_in", "refusals", "why_ended"]
 
 _ALLOCATOR = "org.apache.spark.scheduler.cluster.k8s"
 _REFUSED = re.compile(r"KubernetesClientException: .*?Message: (.*?)(?:\. Received status:|$)", re.MULTILINE)
@@ -163,34 +163,42 @@ def _named(pods: list[Pod]) -> str:
     return f"pod{'s' if len(pods) > 1 else ''} {', '.join(names)}"
 
 
-class ExecutorPods:
-    """The pods of an application's executors, and what its allocator of pods has logged, by :func:`executor_pods`."""
+def why_ended(pods: Sequence[Pod], executor: str) -> str:
+    """Return why the pod of an executor has ended or is about to; empty if it runs or is gone.
 
-    def __init__(self, sc: SparkContext, log: JavaObject) -> None:
-        self._sc, self._log = sc, log
+    Examples
+    --------
+    >>> why_ended([Pod("p-exec-3", "3", "Evicted: the host has no memory", False)], "3")
+    'Kubernetes says of pod p-exec-3: Evicted: the host has no memory'
+    """
+    for pod in pods:
+        if pod.executor == executor and pod.reason:
+            return f"Kubernetes says of pod {pod.name}: {pod.reason}"
+    return ""
 
-    def why_missing(self) -> Missing:
-        """Return why executors do not run."""
-        return explain(self._pods(), refusal_in(str(self._log.toString())))
 
-    def why_lost(self, executor: str) -> str:
-        """Return why the pod of an executor has ended or is about to; empty if it runs or is gone."""
-        for pod in self._pods():
-            if pod.executor == executor and pod.reason:
-                return f"Kubernetes says of pod {pod.name}: {pod.reason}"
-        return ""
+def pods_of(sc: SparkContext) -> tuple[Pod, ...]:
+    """Return the pods of an application's executors."""
+    namespace = sc.getConf().get("spark.kubernetes.namespace", "default")
+    asked = _client(sc).pods().inNamespace(namespace)
+    labelled = asked.withLabel("spark-role", "executor").withLabel("spark-app-selector", sc.applicationId)
+    return pods_in(str(_jvm(sc).io.fabric8.kubernetes.client.utils.Serialization.asJson(labelled.list())))
 
-    def _pods(self) -> tuple[Pod, ...]:
-        namespace = self._sc.getConf().get("spark.kubernetes.namespace", "default")
-        asked = _client(self._sc).pods().inNamespace(namespace)
-        labelled = asked.withLabel("spark-role", "executor").withLabel("spark-app-selector", self._sc.applicationId)
-        text = _jvm(self._sc).io.fabric8.kubernetes.client.utils.Serialization.asJson(labelled.list())
-        return tuple(Pod.of(found) for found in json.loads(str(text))["items"])
+
+def pods_in(listed: str) -> tuple[Pod, ...]:
+    """Read the list of pods that Spark's client has written as JSON: an empty one has no ``items``.
+
+    Examples
+    --------
+    >>> pods_in('{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"8"}}')
+    ()
+    """
+    return tuple(Pod.of(found) for found in json.loads(listed).get("items", ()))
 
 
 @contextmanager
-def executor_pods(sc: SparkContext) -> Iterator[ExecutorPods]:
-    """Ask for an application's pods in a block, in which its allocator's messages are kept, in Spark's JVM."""
+def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
+    """Keep in a block, in Spark's JVM, what its allocator of pods logs; yield a function of the newest refusal."""
     jvm = _jvm(sc)
     log4j, kept = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
     layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%m%n%throwable{full}%n").build()
@@ -199,7 +207,7 @@ def executor_pods(sc: SparkContext) -> Iterator[ExecutorPods]:
     logger = log4j.LogManager.getLogger(_ALLOCATOR)
     logger.addAppender(appender)
     try:
-        yield ExecutorPods(sc, kept)
+        yield lambda: refusal_in(str(kept.toString()))
     finally:
         logger.removeAppender(appender)
         appender.stop()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from tfos_nb.driver.decommissioning import DecommissionWatch
+from tfos_nb.driver.executors.decommissioning import DecommissionWatch
 from tfos_nb.driver.membership.commands import Begin, EndStream, Tell, WriteLog
 from tfos_nb.driver.membership.events import (
     ContinueWithout,
@@ -231,8 +231,8 @@ def test_spark_is_asked_about_the_nodes_executors_and_each_one_is_reported_once(
         def executors_leave(self, executors: frozenset[str]) -> None:
             told.append(executors)
 
-    monkeypatch.setattr("tfos_nb.driver.decommissioning.context_of", lambda session: spark)
-    monkeypatch.setattr("tfos_nb.driver.decommissioning._EVERY", 0.01)
+    monkeypatch.setattr("tfos_nb.driver.executors.decommissioning.context_of", lambda session: spark)
+    monkeypatch.setattr("tfos_nb.driver.executors.decommissioning._EVERY", 0.01)
     spark.decommissioned = {"0", "2"}
     watch = DecommissionWatch(None, Executors(), over)  # type: ignore[arg-type]
     watch.start()

@@ -1,0 +1,1 @@
+"""The watches of executors that end, and of executors that do not come."""
