@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cluster_managers.daemons import Daemon
@@ -182,19 +183,23 @@ def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained
 def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
-    """They get no message, only no acknowledgements. With ``restarts`` the supervisors outlive the processes."""
+    """They get no message, only no acknowledgements. With ``restarts`` the supervisors outlive the processes.
+
+    The warm process of an executor stays as long as that, which Spark ends after minutes.
+    """
     given = arguments(wires, cluster, tmp_path, 1000, restarts=3, heartbeat_timeout=4.0)
     with ExitStack() as afterwards, submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
         hosts = list(hosts_of(wires, tmp_path).values())
-        there = [host.of_tfos_nb() for host in hosts]
+        stay = {pid for host in hosts for pid in warm_servers(host)}
+        there = [{pid: module for pid, module in host.of_tfos_nb().items() if pid not in stay} for host in hosts]
         assert all("tfos_nb.runtime.node.supervisor" in modules.values() for modules in there), there
         for host in hosts:
             afterwards.callback(host.connect)
             host.cut_off()
         # The timeout, and the time to end a process. gRPC alone would take ten seconds to notice.
-        until(lambda: not left_of(wires, there), 4.0 + 5.0, every=0.1)
-        assert not left_of(wires, there)
+        until(lambda: not left_of(wires, there, stay), 4.0 + 5.0, every=0.1)
+        assert not left_of(wires, there, stay)
         assert not running.ended, "the driver is another matter"
 
 
@@ -331,9 +336,16 @@ def test_rows_of_a_task_that_spark_runs_twice_at_once_are_fed_once_or_refused(
     assert {path.name for path in tmp_path.glob("attempt-*")} == {"attempt-0", "attempt-1"}, "Spark has speculated"
 
 
-def left_of(wires: Network, there: list[dict[int, str]]) -> list[str]:
-    """Return the processes on the hosts, and the directories of processes that ran there."""
-    modules = [f"{pid} {module}" for host in wires.hosts for pid, module in host.of_tfos_nb().items()]
+def warm_servers(host: Host) -> set[int]:
+    """Return the executors' warm processes on a host; those of nodes, which they have forked, run the same module."""
+    warm = {pid for pid, module in host.of_tfos_nb().items() if module == "tfos_nb.runtime.node.warm_process"}
+    return {pid for pid in warm if psutil.Process(pid).ppid() not in warm}
+
+
+def left_of(wires: Network, there: list[dict[int, str]], stay: set[int]) -> list[str]:
+    """Return the processes on the hosts but those that stay, and the directories of processes that ran there."""
+    found = [one for host in wires.hosts for one in host.of_tfos_nb().items()]
+    modules = [f"{pid} {module}" for pid, module in found if pid not in stay]
     theirs = tuple(f"-{pid}-" for processes in there for pid in processes)
     names = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tfos_nb-")]
     return modules + [name for name in names if any(mark in name for mark in theirs)]

@@ -237,10 +237,15 @@ def test_sparks_requests_to_the_api_server_are_allowed_by_the_role() -> None:
 # --- what Spark knows
 
 
-def of_gpus() -> dict[str, str]:
-    """Return the settings of the page's block on GPUs."""
-    (block,) = [one for one in blocks_of("kubernetes") if "resource.gpu" in one.text]
+def of_block(having: str, without: str = "(none)") -> dict[str, str]:
+    """Return the settings of the one block of the page in which the one text is and the other is not."""
+    (block,) = [one for one in blocks_of("kubernetes") if having in one.text and without not in one.text]
     return dict(re.findall(r'config\("([\w.]+)", "?([^")]+)"?\)', block.text))
+
+
+def of_gpus() -> dict[str, str]:
+    """Return the settings with which each executor has a GPU."""
+    return of_block("resource.gpu", "dynamicAllocation")
 
 
 @functools.cache
@@ -267,7 +272,9 @@ def is_setting(key: str) -> bool:
 
 def test_spark_knows_every_setting() -> None:
     submitted = re.findall(r"--conf (\S+?)=", variables()["PYSPARK_SUBMIT_ARGS"])
-    assert [key for key in (*settings(), *submitted, *of_gpus()) if not is_setting(key)] == []
+    of_the_page = *of_gpus(), *of_block("dynamicAllocation"), *of_block("api.example")
+    assert len(of_the_page) > 15
+    assert [key for key in (*settings(), *submitted, *of_the_page) if not is_setting(key)] == []
     assert not is_setting("spark.kubernetes.executor.podTemplate")
     assert not is_setting("spark.executor.resource.gpu.amounts")
 
