@@ -17,7 +17,11 @@ from pathlib import Path
 from tests.faults import ROWS, Killer, counting_loop, its_executor, sum_of_ids
 from tests.local_cluster import ON_LOOPBACK, environment
 from tfos_nb import errors, launch, parallel
+from tfos_nb.magics.diagnosis.preflight import preflight
+from tfos_nb.magics.diagnosis.spark_checks import describe_session
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.spark.session import most_slots
+from tfos_nb.widgets.hosts import detect_host
 
 def main(args, ctx):
     return os.environ["CUDA_VISIBLE_DEVICES"]
@@ -62,6 +66,9 @@ REFUSED = """
     told["too_many"] = refused(launch, workers=4)
     told["gpus"] = refused(launch, workers=5, gpus=1, input_mode="tensorflow")
     told["cpus"] = refused(launch, workers=1, cpus=2)
+    plan = ClusterPlan(workers=2, ps=1, chief=False, evaluator=True, input_mode=InputMode.TENSORFLOW, gpus=1)
+    told["plan"] = preflight(plan)
+    told["doctor"] = [one.told for one in describe_session(spark, detect_host()) if one.what == "slots"]
     told["barrier"] = refused(parallel.run, nodes=2, barrier=True)
 """
 
@@ -103,4 +110,7 @@ def test_executors_come_when_a_cluster_asks_and_have_gpus_for_its_workers_alone(
     assert "start Spark with more: spark.dynamicAllocation.maxExecutors or spark.executor.cores" in told["too_many"]
     assert "needs 5 slots (5 nodes with 1 GPU each)" in told["gpus"]
     assert "an executor has 1 cores" in told["cpus"]
+    with_gpus = "with 1 GPU each for worker:0, worker:1 and without GPUs for ps:0, evaluator:0"
+    assert told["plan"] == f"The plan fits: Spark starts executors that are missing, {with_gpus}. Nothing was started."
+    assert told["doctor"] == ["0 of 0 busy; Spark starts executors for tasks that wait (dynamic allocation)"]
     assert told["barrier"].startswith("barrier=True: Spark runs no barrier tasks under spark.dynamicAllocation")
