@@ -29,6 +29,7 @@ FROM_APT = command -v $(1) >/dev/null || { \
 	fi; }
 KUBERNETES_NEEDS := buildah busybox-static conntrack containerd containernetworking-plugins debootstrap ipset iptables \
     iproute2 nftables openssl runc tini
+KUBERNETES_COMMANDS := buildah busybox conntrack containerd debootstrap ip ipset iptables nft openssl runc tini
 DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*/*.json)
 
 .PHONY: help
@@ -68,10 +69,8 @@ test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop'
 	@$(BIN)/python -m pytest -m "yarn and not slow" -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: test-kubernetes
-test-kubernetes: $(VENV)/.test ## Run a notebook and executors in pods of a Kubernetes of its own (root, Go; builds it once)
-	@$(call FROM_APT,containerd,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
-	@$(call FROM_APT,nft,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
-	@$(call FROM_APT,buildah,$(KUBERNETES_NEEDS),The tests on Kubernetes need packages)
+test-kubernetes: $(VENV)/.test ## Run a notebook and executors in pods of a Kubernetes of its own (root, Go; builds it once: 20 min)
+	@$(foreach one,$(KUBERNETES_COMMANDS),$(call FROM_APT,$(one),$(KUBERNETES_NEEDS),The tests on Kubernetes need packages);)
 	@$(BIN)/python -m tests.cluster_managers.kubernetes.binaries
 	@$(BIN)/python -m pytest -m "kubernetes and not slow" -o faulthandler_timeout=900 $(ARGS)
 

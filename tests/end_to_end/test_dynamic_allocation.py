@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.faults import ROWS, Killer, counting_loop, its_executor, sum_of_ids
 from tests.local_cluster import ON_LOOPBACK, environment
 from tfos_nb import errors, launch, parallel
+from tfos_nb.driver.launching import survey
 from tfos_nb.magics.diagnosis.preflight import preflight
 from tfos_nb.magics.diagnosis.spark_checks import describe_session
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
@@ -28,6 +29,9 @@ def main(args, ctx):
 
 def executors():
     return spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+
+def survey_of(main, spark, **options):
+    survey(spark, ClusterPlan(input_mode=InputMode.SPARK, **options))
 
 def refused(call, **options):
     try:
@@ -65,6 +69,7 @@ REFUSED = """
     told["slots"] = most_slots(spark)
     told["too_many"] = refused(launch, workers=4)
     told["gpus"] = refused(launch, workers=5, gpus=1, input_mode="tensorflow")
+    told["beside"] = [refused(survey_of, workers=4, gpus=1), refused(survey_of, workers=5, gpus=1)]
     told["cpus"] = refused(launch, workers=1, cpus=2)
     plan = ClusterPlan(workers=2, ps=1, chief=False, evaluator=True, input_mode=InputMode.TENSORFLOW, gpus=1)
     told["plan"] = preflight(plan)
@@ -109,6 +114,8 @@ def test_executors_come_when_a_cluster_asks_and_have_gpus_for_its_workers_alone(
     assert "at most 4 executors x 1 cores" in told["too_many"]
     assert "start Spark with more: spark.dynamicAllocation.maxExecutors or spark.executor.cores" in told["too_many"]
     assert "needs 5 slots (5 nodes with 1 GPU each)" in told["gpus"]
+    assert told["beside"][0] is None, "the tasks that feed take no slot of an executor with GPUs"
+    assert "needs 5 slots (5 nodes with 1 GPU each)" in told["beside"][1]
     assert "an executor has 1 cores" in told["cpus"]
     with_gpus = "with 1 GPU each for worker:0, worker:1 and without GPUs for ps:0, evaluator:0"
     assert told["plan"] == f"The plan fits: Spark starts executors that are missing, {with_gpus}. Nothing was started."

@@ -103,3 +103,27 @@ def test_an_empty_list_of_pods_has_no_items() -> None:
     """As Spark's client writes it. A quota that admits no pod leaves such a list."""
     assert pods_in('{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"812"}}') == ()
     assert [one.name for one in pods_in('{"items":[{"metadata":{"name":"p-exec-1"}}]}')] == ["p-exec-1"]
+
+
+def test_a_pod_that_has_ended_says_nothing_of_those_that_start() -> None:
+    """It was another cluster's, or Spark has made another one for it."""
+    old, starts, runs = pod("Running", deleted=True), pod(name="p-exec-2", **PULLING), pod("Running", name="p-exec-3")
+    assert explain([old, runs], "") == Missing("", True, frozenset())
+    assert explain([old, starts, runs], "").text == "Kubernetes says of pod p-exec-2: ContainerCreating"
+    assert explain([old, pod(name="p-exec-2", **NO_IMAGE), runs], "").coming is False
+    assert explain([old], "") == Missing("Kubernetes says of pod p-exec-1: deleted", False, frozenset({"deleted"}))
+
+
+def test_pods_that_fail_at_their_start_are_named_beside_those_that_come_for_them() -> None:
+    crashed = pod("Failed", **container(terminated={"exitCode": 1}))
+    told = explain([crashed, pod(name="p-exec-2", **PULLING)], "")
+    assert "Kubernetes says of pod p-exec-1: Error, exit code 1; spark.kubernetes.executor.delete" in told.text
+    assert told.coming
+    assert not explain([crashed], "").coming
+
+
+def test_an_image_of_an_init_container_that_cannot_be_pulled_is_named() -> None:
+    waits = {"name": "executor", "state": {"waiting": {"reason": "PodInitializing"}}}
+    first = {"name": "data", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    found = pod(initContainerStatuses=[first], containerStatuses=[waits])
+    assert (found.reason, found.coming) == ("ErrImagePull: no such image", False)

@@ -77,7 +77,8 @@ def test_the_wait_ends_at_the_timeout_and_is_not_repeated_at_once(monkeypatch: p
     session = Session(WAITS, lambda: 1)
     assert waited(monkeypatch, session, 1.0) > 0.9
     asked = session.asked
-    waited(monkeypatch, session, 60.0)
+    given: Any = session
+    slots.slots_total(given)
     assert session.asked == asked
     assert slots._why_in_vain(session) == WAITS.text  # type: ignore[arg-type]
 
@@ -92,3 +93,17 @@ def test_executors_of_which_nothing_is_said_are_waited_for_as_before(monkeypatch
     session = Session(Missing(), lambda: 0)
     assert waited(monkeypatch, session, 60.0) >= 0.5
     assert session.asked >= 2
+
+
+def test_a_launch_waits_again_though_somebody_else_has_just_waited_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(WAITS, lambda: 1)
+    monkeypatch.setitem(slots._in_vain, session.key, (time.monotonic(), ""))  # type: ignore[misc]
+    assert waited(monkeypatch, session, 0.6) >= 0.6
+
+
+def test_a_reason_is_logged_once_however_often_it_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    said = iter([WAITS, WRONG, WAITS, WRONG])
+    executors = slots.ExecutorsToCome(lambda: next(said))
+    for _ in range(4):
+        executors.look()
+    assert len(caplog.records) == 2

@@ -95,7 +95,9 @@ def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None
         by_gpus = {0: [name for names in by_gpus.values() for name in names]}
     for gpus, names in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
-        hold &= _one_is_left(spark, len(names), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
+        # Tasks that feed run on Spark's default executors, and take no slot of those that nodes have for themselves.
+        beside = feeding and not (context_of(spark).grows and profile is not None)
+        hold &= _one_is_left(spark, len(names), beside, cpus=plan.cpus, gpus=gpus, profile=profile)
         groups.append((tuple(names), profile))
     if plan.protocol != "grpc":
         _check_protocol(spark, plan.protocol)

@@ -66,7 +66,7 @@ _POLL_SECONDS = 0.2
 LOOK_SECONDS = 5.0
 """Between two questions to Kubernetes."""
 _AGAIN_AFTER = 5.0  # seconds in which a wait in vain is not repeated: preflight counts the slots several times
-_REFUSAL_SECONDS = 5.0  # more than that: Spark asks for refused pods again every 30 s, and its log then says why
+_REFUSAL_SECONDS = 5.0  # more than that: Kubernetes' last answer is then a look after the executors' own time
 _GPU = "spark.executor.resource.gpu"
 _GPU_SCRIPT = f"{_GPU}.discoveryScript"
 _HOPELESS_LOOKS = 3  # so often it must say that a pod cannot start before that is believed: a registry may be slow
@@ -224,7 +224,7 @@ def await_executors(spark: SparkSession, need: int, timeout: float) -> None:
     for. What somebody has to mend, such as a wrong name of the image, ends the wait.
     """
     context = context_of(spark)
-    _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS + _REFUSAL_SECONDS), timeout)
+    _Registration(context, None, need).wait(min(timeout, _REGISTER_SECONDS + _REFUSAL_SECONDS), timeout, again=True)
 
 
 _in_vain: dict[Hashable, tuple[float, str]] = {}
@@ -248,12 +248,14 @@ class ExecutorsToCome:
 
     def __init__(self, ask: Callable[[], Missing]) -> None:
         self._ask, self._told, self._hopeless = ask, Missing(), 0
+        self._logged: frozenset[str] = frozenset()
 
     def look(self) -> Missing:
         """Ask, and log a new reason."""
-        before, self._told = self._told, self._ask()
+        self._told = self._ask()
         self._hopeless = self._hopeless + 1 if self._told.text and not self._told.coming else 0
-        if self._told.text and self._told.kinds != before.kinds:
+        if not self._told.kinds <= self._logged:
+            self._logged |= self._told.kinds
             logger.warning("tfos_nb waits for Spark's executors. %s", self._told.text)
         return self._told
 
@@ -275,10 +277,11 @@ class _Registration:
             return True
         return self._at_least is not None and self._context.places(self._profile) >= self._at_least
 
-    def wait(self, timeout: float, while_coming: float) -> None:
+    def wait(self, timeout: float, while_coming: float, *, again: bool = False) -> None:
+        """Wait; ``again``: also if somebody has just waited in vain."""
         began = time.monotonic()
         ended, _ = _in_vain.get(self._context.key, (-math.inf, ""))
-        if self._is_complete() or began - ended < _AGAIN_AFTER:
+        if self._is_complete() or (began - ended < _AGAIN_AFTER and not again):
             return
         nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
         with self._context.executors_to_come() as ask:

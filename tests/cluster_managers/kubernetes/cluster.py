@@ -12,7 +12,8 @@ process is the parent of all that runs on it, pods included. When that ends, how
 others, and what they have mounted is gone. Kubernetes' folders are the usual ones (``/var/lib/kubelet``, ``/run``);
 each node sees its own there.
 
-What is left by a test that was killed: a bridge, and empty control groups. The next start removes them.
+What is left by a test that was killed: namespaces and links of its network, empty control groups, and its folder. The
+next start removes them; pytest keeps the folders of three runs.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class MissingExecutors:
 
     def _until_they_come(self) -> None:
         with self._context.executors_to_come() as ask:
-            executors = ExecutorsToCome(ask)
+            executors, self._why = ExecutorsToCome(ask), ""
             while self._controller.missing and not self._outcome.over.wait(LOOK_SECONDS):
                 self._why = executors.look().text
                 if executors.in_vain and self._controller.rendezvous == 1:

@@ -99,10 +99,15 @@ def _look_for_spark() -> Finding:
 
 def _dynamic_allocation(spark: SparkSession) -> Finding:
     from tfos_nb.spark.contexts import context_of
+    from tfos_nb.spark.contexts.base import UNLIMITED
 
     what, context = "dynamic allocation", context_of(spark)
     if not context.has_dynamic_allocation:
         return Finding(what, "ok", "off")
+    if context.grows:
+        most = context.most_executors
+        number = "any number" if most >= UNLIMITED else f"at most {most}"
+        return Finding(what, "ok", f"on: Spark starts executors for nodes, {number} of each size")
     kept = int(context.setting("spark.dynamicAllocation.minExecutors", "0"))
     told = f"on: nodes fit only on the {kept} executors that it always keeps"
     return Finding(what, "ok" if kept else "warn", told, "" if kept else "spark.dynamicAllocation.minExecutors=N")

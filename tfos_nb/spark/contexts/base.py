@@ -17,12 +17,13 @@ from tfos_nb.spark.contexts.pods import Missing
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
-__all__ = ["Context", "is_connect"]
+__all__ = ["UNLIMITED", "Context", "is_connect"]
 
 logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
-_UNLIMITED = 2**31 - 1  # Spark's own default of the most executors
+UNLIMITED = 2**31 - 1
+"""Spark's own default of the most executors."""
 
 
 def is_connect(value: object) -> bool:
@@ -106,7 +107,7 @@ class Context(ABC):
     @property
     def most_executors(self) -> int:
         """Number of executors of one profile that dynamic allocation may have."""
-        return int(self.setting("spark.dynamicAllocation.maxExecutors", str(_UNLIMITED)))
+        return int(self.setting("spark.dynamicAllocation.maxExecutors", str(UNLIMITED)))
 
     @property
     def announces_ends(self) -> bool:

@@ -26,6 +26,7 @@ __all__ = ["Missing", "Pod", "explain", "pods_in", "pods_of", "refusal_in", "ref
 
 _ALLOCATOR = "org.apache.spark.scheduler.cluster.k8s"
 _REFUSED = re.compile(r"KubernetesClientException: .*?Message: (.*?)(?:\. Received status:|$)", re.MULTILINE)
+_EXIT_CODE = "exit code"  # in the reason of a pod whose container has failed
 _HOPELESS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff",
      "InvalidImageName", "RunContainerError"}
@@ -45,12 +46,15 @@ class Pod:
         What Kubernetes says: why it does not run, or why it has ended. Empty if it runs.
     coming : bool
         Whether it runs, or may still start without anybody's help: it waits for a host, or for its image.
+    ended : bool
+        Whether it has ended or is about to. Spark makes another pod for it, if one is needed.
     """
 
     name: str
     executor: str
     reason: str
     coming: bool
+    ended: bool = False
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Pod:
@@ -66,8 +70,9 @@ class Pod:
         waiting = _waiting(status)
         reason = _ended(found) or waiting or _unscheduled(status)
         hopeless = waiting.partition(":")[0] in _HOPELESS
-        coming = status.get("phase", "Pending") in ("Pending", "Running") and not hopeless and not _ended(found)
-        return cls(metadata["name"], metadata.get("labels", {}).get("spark-exec-id", ""), reason, coming)
+        ended = bool(_ended(found)) or status.get("phase", "Pending") not in ("Pending", "Running")
+        executor = metadata.get("labels", {}).get("spark-exec-id", "")
+        return cls(metadata["name"], executor, reason, not hopeless and not ended, ended)
 
 
 def _unscheduled(status: Mapping[str, Any]) -> str:
@@ -78,7 +83,7 @@ def _unscheduled(status: Mapping[str, Any]) -> str:
 
 
 def _waiting(status: Mapping[str, Any]) -> str:
-    for container in status.get("containerStatuses", ()):
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         if "waiting" in container.get("state", {}):
             return _said(container["state"]["waiting"])
     return ""
@@ -90,7 +95,7 @@ def _ended(found: Mapping[str, Any]) -> str:
         ended = container.get("state", {}).get("terminated")
         if ended and ended.get("exitCode"):
             limit = _memory_limit(found) if ended.get("reason") == "OOMKilled" else ""
-            return f"{ended.get('reason') or 'Error'}, exit code {ended['exitCode']}" + limit
+            return f"{ended.get('reason') or 'Error'}, {_EXIT_CODE} {ended['exitCode']}" + limit
     disrupted = [one for one in status.get("conditions", ()) if one["type"] == "DisruptionTarget"]
     if status.get("reason") or disrupted:
         return _said(status if status.get("reason") else disrupted[0])
@@ -140,21 +145,27 @@ class Missing:
 def explain(pods: Sequence[Pod], refused: str) -> Missing:
     """Return why executors do not run, of all their pods and the newest refusal of a pod.
 
+    A pod that has ended says nothing about those that start: Spark replaces it, or it was another cluster's.
+
     Examples
     --------
     >>> explain([Pod(f"p-exec-{n}", str(n), "Unschedulable: no room", True) for n in (1, 2)], "").text
     'Kubernetes says of pods p-exec-1, p-exec-2: Unschedulable: no room'
     """
+    alive = [pod for pod in pods if not pod.ended]
+    stuck = [pod for pod in alive if pod.reason]
+    failed = [pod for pod in pods if pod.ended and (not alive or _EXIT_CODE in pod.reason)]
     by_reason: dict[str, list[Pod]] = {}  # by the word with which a reason begins: what follows may name a port
-    for pod in pods:
+    for pod in (*stuck, *failed):
         if pod.reason:
             by_reason.setdefault(pod.reason.partition(":")[0], []).append(pod)
     said = [f"Kubernetes says of {_named(several)}: {several[0].reason.rstrip('.')}" for several in by_reason.values()]
     if refused:
         said.append(f"Kubernetes refuses Spark's pods: {refused}")
-    waiting = [pod for several in by_reason.values() for pod in several]
+    if any(_EXIT_CODE in pod.reason for pod in failed):
+        said.append("spark.kubernetes.executor.deleteOnTermination=false keeps such a pod, for kubectl logs")
     # If all run, their executors are about to register: the image may have come just now.
-    coming = not refused and any(pod.coming for pod in waiting or pods)
+    coming = not refused and any(pod.coming for pod in stuck or alive)
     return Missing("; ".join(said), coming, frozenset(by_reason) | ({"refused"} if refused else frozenset()))
 
 
@@ -198,7 +209,11 @@ def pods_in(listed: str) -> tuple[Pod, ...]:
 
 @contextmanager
 def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
-    """Keep in a block, in Spark's JVM, what its allocator of pods logs; yield a function of the newest refusal."""
+    """Keep in a block, in Spark's JVM, what its allocator of pods logs.
+
+    Yields a function of the newest refusal since it was called last. Spark asks again every second, so one that is
+    over, such as that of a quota, is not returned any more.
+    """
     jvm = _jvm(sc)
     log4j, kept = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
     layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%m%n%throwable{full}%n").build()
@@ -206,8 +221,14 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
     appender.start()
     logger = log4j.LogManager.getLogger(_ALLOCATOR)
     logger.addAppender(appender)
+
+    def newest() -> str:
+        said = str(kept.toString())
+        kept.getBuffer().setLength(0)
+        return refusal_in(said)
+
     try:
-        yield lambda: refusal_in(str(kept.toString()))
+        yield newest
     finally:
         logger.removeAppender(appender)
         appender.stop()
