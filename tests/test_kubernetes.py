@@ -109,6 +109,7 @@ def test_each_value_is_in_its_field() -> None:
         ({"executors": 0}, "--executors must be 1 or more, got 0"),
         ({"gpus": -1}, "--gpus must be 0 or more"),
         ({"executor_memory": "1Gi"}, "--executor-memory must be a size in Spark's units, such as 3g, got '1Gi'"),
+        ({"executor_memory": "400m"}, "--executor-memory must be 450m or more, as Spark demands, got '400m'"),
         ({"storage": "50g"}, "--storage must be a size in Kubernetes' units, such as 4Gi, got '50g'"),
         ({"notebook_cpus": "two"}, "--notebook-cpus must be a number of CPUs"),
         ({"storage_class": "NFS"}, "--storage-class must be the name of a StorageClass: kubectl get storageclass"),

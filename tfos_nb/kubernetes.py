@@ -34,6 +34,7 @@ _CPUS = re.compile(r"\d+(\.\d{1,3})?|\d+m")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)
 }
+_LEAST_MEMORY = 450 * 2**20  # UnifiedMemoryManager: one and a half times the 300 MiB that Spark reserves
 _IN_SPARKS = (_SPARK_SIZE, "a size in Spark's units, such as 3g")
 _IN_KUBERNETES = (_QUANTITY, "a size in Kubernetes' units, such as 4Gi")
 _FORMS = {
@@ -125,6 +126,8 @@ class Values:
                 raise PlanError(f"--{_option(name)} must be {least} or more, got {getattr(self, name)}")
         for part in self.storage_class.split(".") if self.storage_class else ():
             _check("storage_class", part, _LABEL, "the name of a StorageClass: kubectl get storageclass lists them")
+        if _bytes(self.executor_memory) < _LEAST_MEMORY:
+            raise PlanError(f"--executor-memory must be 450m or more, as Spark demands, got {self.executor_memory!r}")
         if _bytes(self.shm) >= _bytes(self.executor_overhead):
             raise PlanError(
                 f"--shm must be less than --executor-overhead, of whose memory it is a part, got {self.shm} and "

@@ -394,6 +394,15 @@ def test_a_drained_node_is_left_and_used_again(place: Place, folder: Path) -> No
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
 
 
+def test_an_eviction_that_ends_a_cluster_is_named(place: Place) -> None:
+    with place.running("on_kubernetes", "wait") as it:
+        assert it.said("running")
+        evicted = first_executor(place)
+        remove(place, evicted, "evict")
+        found = it.outcome()
+    assert re.search(rf"Kubernetes says of pod {evicted}: EvictionByEvictionAPI", found["error"])
+
+
 def test_a_node_that_takes_too_much_memory_is_named_with_the_pods_limit(place: Place) -> None:
     found = place.outcome("on_kubernetes", "take_memory")
     assert found["node"] == "worker:1"
@@ -445,8 +454,10 @@ def test_pods_for_which_no_host_has_cpus_are_named(place: Place) -> None:
     assert seconds > 40, "a host may be about to be started"
 
 
-def test_a_quota_is_named(place: Place) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+@pytest.mark.parametrize(("pods", "remedy"), [("1", "see to it that"), ("2", "ask for 1 node, or see to it that")])
+def test_a_quota_is_named(place: Place, pods: str, remedy: str) -> None:
+    """The notebook's pod counts, so the first quota admits no executor, and the second one admits one."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": pods}}}
     place.ctl("apply", "--filename=-", given=json.dumps(quota))
     try:
         error, _ = refused(place)
@@ -455,6 +466,7 @@ def test_a_quota_is_named(place: Place) -> None:
     assert re.search(
         r"Kubernetes refuses Spark's pods: pods \S+ is forbidden: exceeded quota: few, requested: pods=1", error
     )
+    assert f"To fix this: {remedy} Kubernetes can run these pods" in error
 
 
 def test_a_missing_permission_is_named(place: Place) -> None:
@@ -551,9 +563,10 @@ def test_workers_get_gpus_and_a_parameter_server_gets_none(place: Place) -> None
         "spark.kubernetes.executor.request.cores": "300m",
         "spark.task.resource.gpu.amount": 1,
     }
-    with place.running("on_kubernetes", "count", json.dumps({"gpus": 1, "workers": 2}), conf=conf) as it:
-        found = it.outcome()
-    assert {node: seen[4] for node, seen in found["results"].items()} == {"worker:0": ["0"], "worker:1": ["0"]}
+    plan = {"gpus": 1, "workers": 2, "ps": 1, "chief": False}
+    found = place.outcome("on_kubernetes", "count", json.dumps(plan), conf=conf)
+    gpus = {node: seen[4] for node, seen in found["results"].items()}
+    assert gpus == {"worker:0": ["0"], "worker:1": ["0"], "ps:0": []}
 
 
 def test_gpu_pods_are_started_for_workers_alone(place: Place) -> None:
