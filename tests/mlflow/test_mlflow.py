@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -106,9 +107,14 @@ class Server:
             return [run["info"]["run_id"] for run in json.load(answer).get("runs", [])]
 
     def end(self) -> None:
-        """End the server and its workers."""
+        """End the server and its workers, which have the port a moment longer than their parent."""
         os.killpg(self._process.pid, 9)
         self._process.wait(30)
+        assert until(self._is_closed, 30), "a worker still listens"
+
+    def _is_closed(self) -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", int(self.uri.rpartition(":")[2]))) == errno.ECONNREFUSED
 
 
 @pytest.fixture(scope="module")
