@@ -66,7 +66,7 @@ _POLL_SECONDS = 0.2
 LOOK_SECONDS = 5.0
 """Between two questions to Kubernetes."""
 _AGAIN_AFTER = 5.0  # seconds in which a wait in vain is not repeated: preflight counts the slots several times
-_REFUSAL_SECONDS = 5.0  # more than that: Kubernetes' last answer is then a look after the executors' own time
+_REFUSAL_SECONDS = 5.0  # more than that for a last question to Kubernetes, which may say why they have not come
 _GPU = "spark.executor.resource.gpu"
 _GPU_SCRIPT = f"{_GPU}.discoveryScript"
 _HOPELESS_LOOKS = 3  # so often it must say that a pod cannot start before that is believed: a registry may be slow
@@ -393,14 +393,14 @@ def check_slots(
     PlanError
         If slots are missing. The message has the numbers, the users of the busy slots, and what to change.
     """
-    wanted = need + feeding + exchanging
+    context, wanted = context_of(spark), need + feeding + exchanging
     nothing = threading.Event()  # Spark has no event for a task that has ended, so poll
     while True:
-        stages = slots_busy(spark)
+        stages = context.busy()
         leave = still_ending(stages)
         stages += still_pending(stages)
         # Where Spark starts executors for each profile, nodes with GPUs and others do not take each other's.
-        beside = [stage for stage in stages if bool(stage.gpus) == bool(gpus) or not context_of(spark).grows]
+        beside = [stage for stage in stages if bool(stage.gpus) == bool(gpus) or not context.grows]
         held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in beside]
         total = most_slots(spark, profile, cpus=cpus, gpus=gpus, at_least=wanted + sum(held))
         slots = Slots(total, sum(held), stages)
@@ -408,7 +408,7 @@ def check_slots(
             return slots
         if not leave:
             others = [" and at least 1 for feeding"] * feeding + [", and 1 for the relay"] * exchanging
-            raise PlanError(_too_few(context_of(spark), slots, need, others, gpus))
+            raise PlanError(_too_few(context, slots, need, others, gpus))
         nothing.wait(_POLL_SECONDS)
 
 
@@ -416,9 +416,8 @@ def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus:
     wanted = need + len(beside)
     purpose = counted(need, "node") + (f" with {counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
     cores = context.executor_cores
-    size = counted(context.executors(), "executor")
-    if context.grows:
-        size = f"at most {counted(context.most_executors, 'executor')}"
+    size = "at most " if context.grows else ""
+    size += counted(context.most_executors if context.grows else context.executors(), "executor")
     size += f" x {cores} cores" if cores else ""
     size += f" x {counted(context.gpus, 'GPU')}" if gpus and context.gpus else ""
     has = context.master if context.is_local else f"{context.master}, {size}"
