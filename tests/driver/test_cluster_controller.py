@@ -37,6 +37,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
 from tfos_nb.runtime.feed.messages import PassDone, WherePlaces, WorkerThrough
 from tfos_nb.runtime.node.spark_task import SupervisorEnded
+from tfos_nb.runtime.node.stacks import AskStacks, StacksTaken
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
 
 SECONDS = 20.0
@@ -564,6 +565,33 @@ def test_a_node_is_expected_to_return_once_another_one_has(make: Callable[..., C
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(MainReturned("worker:0", wire.encode(None)))
     assert cluster.controller.marks() == {"worker:1": (0, 0, 1)}
+
+
+def test_two_who_ask_for_stacks_at_once_both_have_their_answers(make: Callable[..., Cluster]) -> None:
+    """The watch for slow workers asks one of them, while a page has asked all."""
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    taken: dict[str, dict[str, StacksTaken]] = {}
+
+    def ask(who: str, nodes: list[str]) -> None:
+        taken[who] = cluster.controller.stacks(SECONDS, nodes)
+
+    asked = [
+        threading.Thread(target=ask, args=given)
+        for given in (("page", ["worker:0", "worker:1"]), ("watch", ["worker:1"]))
+    ]
+    for number, thread in enumerate(asked, 1):
+        thread.start()
+        assert next(one for one in cluster.streams["worker:1"] if isinstance(one, AskStacks)) == AskStacks(number)
+    cluster.say(StacksTaken("worker:1", 2, "of the watch"))
+    cluster.say(StacksTaken("worker:1", 1, "of the page"))
+    cluster.say(StacksTaken("worker:0", 1, "of the page"))
+    for thread in asked:
+        thread.join(SECONDS)
+    assert {who: [one.text for one in answers.values()] for who, answers in taken.items()} == {
+        "watch": ["of the watch"],
+        "page": ["of the page", "of the page"],
+    }
 
 
 def test_many_nodes_may_send_at_once(make: Callable[..., Cluster]) -> None:

@@ -141,7 +141,7 @@ class ClusterController:
         self._links: dict[int, Link] = {}  # by the streams' numbers
         self._count = 0
         self._stacks_asked = 0
-        self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
+        self._stacks_taken: dict[int, dict[str, StacksTaken]] = {}  # answers to the open questions
         self._links_asked = 0
         self._links_seen: dict[int, dict[str, LinksSeen]] = {}  # answers to the open questions
         self._planned_at = time.monotonic()
@@ -167,7 +167,7 @@ class ClusterController:
             FeedFrom: lambda node, message: self.feeds.wants_from(message),
             PositionHeld: self._position_held,
             MainReturned: self._main_returned,
-            StacksTaken: self._stacks_taken,
+            StacksTaken: self._take_stacks,
             LinksSeen: self._take_links,
         }
 
@@ -266,9 +266,9 @@ class ClusterController:
         self._results[node] = message.result
         self._apply(MessageReceived(node, replace(message, result=b"")))
 
-    def _stacks_taken(self, node: str, message: StacksTaken) -> None:
-        if message.number == self._stacks_asked:
-            self._stacks[node] = message
+    def _take_stacks(self, node: str, message: StacksTaken) -> None:
+        if message.number in self._stacks_taken:
+            self._stacks_taken[message.number][node] = message
 
     def _take_links(self, node: str, message: LinksSeen) -> None:
         if message.number in self._links_seen:
@@ -421,11 +421,14 @@ class ClusterController:
             members = self.membership.members
             wanted = members.keys() if nodes is None else nodes
             asked = {name for name in wanted if members[name].up and members[name].stream in self._links}
-            self._stacks_asked += 1
-            number, self._stacks = self._stacks_asked, {}
-            self.send(AskStacks(number), asked)
-            self.changed.wait_for(lambda: number != self._stacks_asked or self._stacks.keys() >= asked, timeout)
-            return dict(self._stacks)
+            number = self._stacks_asked = self._stacks_asked + 1
+            taken = self._stacks_taken[number] = {}
+            try:
+                self.send(AskStacks(number), asked)
+                self.changed.wait_for(lambda: taken.keys() >= asked, timeout)
+            finally:
+                del self._stacks_taken[number]
+            return taken
 
     def look_at_links(self) -> LinksFound:
         """Ask all nodes that train which others they reach.

@@ -110,6 +110,7 @@ class NodeProcess:
         self._use = ProcessUse(self._process.pid)
         self._killed_before = _killed_for_memory()
         self._gpus = GpuWatch(job.gpus)
+        self._asking = threading.Lock()  # one answer at a time in the process's file
         self._reports = ReportBox(reports)
         self._reporting = threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True)
         self._reporting.start()
@@ -157,8 +158,9 @@ class NodeProcess:
         return Heartbeat(self._node, *figures, stopped=use.stopped_at is not None)
 
     def stacks(self, number: int) -> StacksTaken:
-        """Take the stacks of its threads; waits for a second at most."""
-        return take_stacks(self._node, number, self._process.pid, self._directory)
+        """Take the stacks of its threads; waits for a second at most, once those who asked before have theirs."""
+        with self._asking:
+            return take_stacks(self._node, number, self._process.pid, self._directory)
 
     def left_over(self) -> list[Any]:
         """Return its output and reports that were not sent on yet, after it has ended."""
