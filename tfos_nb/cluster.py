@@ -392,7 +392,7 @@ class Cluster(Rich):
             nodes.submit()
             self._outcome.jobs = lambda: nodes.running
             watch = DecommissionWatch(self._spark, self._controller, self._outcome.over)
-            missing = MissingExecutors(self._spark, self._controller, self._outcome)
+            missing = MissingExecutors(self._spark, self._controller, self._outcome, nodes.without_slot)
             self._outcome.why_lost, self._outcome.why_missing = watch.why_lost, missing.why
             self._lifecycle.at_rendezvous(nodes.submit_again)
             self._lifecycle.at_resubmission(nodes.submit_again)

@@ -36,7 +36,7 @@ def survey_of(main, spark, **options):
 def refused(call, **options):
     try:
         call(main, spark=spark, **options)
-    except errors.PlanError as error:
+    except errors.TfosError as error:
         return str(error)
 
 if __name__ == "__main__":
@@ -75,6 +75,8 @@ REFUSED = """
     told["plan"] = preflight(plan)
     told["doctor"] = [one.told for one in describe_session(spark, detect_host()) if one.what == "slots"]
     told["barrier"] = refused(parallel.run, nodes=2, barrier=True)
+    # There are two GPUs.
+    told["late"] = refused(launch, workers=3, gpus=1, input_mode="tensorflow", rendezvous_timeout=12.0)
 """
 
 FED = """
@@ -120,4 +122,6 @@ def test_executors_come_when_a_cluster_asks_and_have_gpus_for_its_workers_alone(
     with_gpus = "with 1 GPU each for worker:0, worker:1 and without GPUs for ps:0, evaluator:0"
     assert told["plan"] == f"The plan fits: Spark starts executors that are missing, {with_gpus}. Nothing was started."
     assert told["doctor"] == ["0 of 0 busy; Spark starts executors for tasks that wait (dynamic allocation)"]
+    assert "2 of 3 nodes reserved within 12 s" in told["late"]
+    assert "Spark has not started its task: dynamic allocation has asked for an executor, and none came" in told["late"]
     assert told["barrier"].startswith("barrier=True: Spark runs no barrier tasks under spark.dynamicAllocation")

@@ -12,6 +12,7 @@ from tfos_nb.driver.launching import Launching, NodeTasks
 from tfos_nb.driver.local_nodes import HostedNode
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
+from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.contexts.pending_slots import PendingSlots, expect
 from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end
 
@@ -27,7 +28,7 @@ class _Submitted:
     nodes: tuple[str, ...]
     profile: ResourceProfile | None
     job: Job[Any]
-    here: bool = False
+    promised: PendingSlots | None = None  # none of a node of the driver's own
 
 
 @dataclass
@@ -92,7 +93,7 @@ class NodeJobs:
             staying = tuple(node for node in one.nodes if node not in nodes)
             if staying or not ended:  # also of a job that has ended: a node that has left its slot may be lost later
                 self._submitted.append(replace(one, nodes=staying))
-            if one.here:
+            if one.promised is None:
                 self._here(nodes[0])
             else:
                 self._on_spark(nodes, one.profile)
@@ -101,6 +102,15 @@ class NodeJobs:
     def running(self) -> list[Job[Any]]:
         """The jobs, both running and ended."""
         return [one.job for one in self._submitted]
+
+    def without_slot(self) -> int:
+        """Count the missing nodes whose tasks wait for a slot; 0 if Spark does not say which tasks run."""
+        context = context_of(self.spark)
+        stages = context.in_time(context.busy) if context.sees_tasks else None
+        if stages is None:
+            return 0
+        waiting = (one.promised.still(stages) for one in list(self._submitted) if one.promised is not None)
+        return sum(one.tasks for one in waiting if one is not None)
 
     def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
         self.controller.mark_submitted(nodes, self.tasks.hold)
@@ -111,8 +121,9 @@ class NodeJobs:
         plan = self.tasks.plan
         gpus = 0 if self.tasks.claim else max(plan.gpus_of(Node.parse(node)) for node in nodes)
         waiting, over = partial(self._missing, nodes), job.done.is_set
-        expect(PendingSlots(job.description, len(nodes), plan.cpus, gpus, waiting, partial(self._left, nodes), over))
-        self._submitted.append(_Submitted(nodes, profile, job))
+        promised = PendingSlots(job.description, len(nodes), plan.cpus, gpus, waiting, partial(self._left, nodes), over)
+        expect(promised)
+        self._submitted.append(_Submitted(nodes, profile, job, promised))
 
     def _missing(self, nodes: tuple[str, ...]) -> int:
         return len(set(nodes).intersection(self.controller.missing))
@@ -124,4 +135,4 @@ class NodeJobs:
     def _here(self, node: str) -> None:
         hosted = HostedNode(self.tasks((node,)), node)
         job = self.jobs.run(hosted, f"{self.description}: {node}", self.wake)
-        self._submitted.append(_Submitted((node,), None, job, here=True))
+        self._submitted.append(_Submitted((node,), None, job))

@@ -28,6 +28,7 @@ class Cluster:
     def __init__(self, said: Missing, rendezvous: int = 1) -> None:
         self.said, self.rendezvous = said, rendezvous
         self.missing: tuple[str, ...] = ("worker:1",)
+        self.without_slot, self.grows = 1, False
         self.over = threading.Event()
         self.asked = threading.Semaphore(0)
         self.aborted: list[Exception] = []
@@ -54,7 +55,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(cluster: Cluster, questions: int) -> MissingExecutors:
     """Start the watch, and wait until it has asked so often."""
     one: Any = cluster
-    watch = MissingExecutors(one, one, one)
+    watch = MissingExecutors(one, one, one, lambda: cluster.without_slot)
     watch.start()
     for _ in range(questions):
         assert cluster.asked.acquire(timeout=PATIENCE)
@@ -71,9 +72,16 @@ def test_the_first_rendezvous_ends_when_somebody_has_to_mend_something() -> None
     assert error.missing == ("worker:1",)
 
 
-@pytest.mark.parametrize(("said", "rendezvous"), [(WAITS, 1), (WRONG, 2)], ids=["a host may come", "others may go on"])
-def test_what_is_said_is_kept_for_the_error_while_nodes_are_missing(said: Missing, rendezvous: int) -> None:
+@pytest.mark.parametrize(
+    ("said", "rendezvous", "without_slot"),
+    [(WAITS, 1, 1), (WRONG, 2, 1), (WRONG, 1, 0)],
+    ids=["a host may come", "others may go on", "it is another cluster's"],
+)
+def test_what_is_said_is_kept_for_the_error_while_nodes_are_missing(
+    said: Missing, rendezvous: int, without_slot: int
+) -> None:
     cluster = Cluster(said, rendezvous)
+    cluster.without_slot = without_slot
     watch = watched(cluster, 8)
     assert (watch.why(), cluster.aborted) == (said.text, [])
     cluster.missing = ()
@@ -83,10 +91,28 @@ def test_what_is_said_is_kept_for_the_error_while_nodes_are_missing(said: Missin
 
 def test_nobody_is_asked_where_executors_are_no_pods() -> None:
     cluster = Cluster(WRONG)
-    cluster.has_pods = False
+    cluster.has_pods, cluster.without_slot = False, 0
     before = threading.active_count()
     watch: Any = watched(cluster, 0)
     assert (threading.active_count(), watch.why()) == (before, "")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "grows", "told"),
+    [
+        (
+            1,
+            True,
+            "Spark has not started its task: dynamic allocation has asked for an executor, and none came. See in",
+        ),
+        (2, True, "Spark has not started 2 of their tasks: dynamic allocation has asked for an executor"),
+        (2, False, "Spark has not started 2 of their tasks: no slot is free. See in Spark's UI"),
+    ],
+)
+def test_tasks_that_wait_for_a_slot_are_named(waiting: int, grows: bool, told: str) -> None:
+    cluster = Cluster(WRONG)
+    cluster.has_pods, cluster.without_slot, cluster.grows = False, waiting, grows
+    assert watched(cluster, 0).why().startswith(told)
 
 
 def test_the_error_of_a_rendezvous_has_the_reason() -> None:

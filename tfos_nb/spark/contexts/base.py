@@ -100,9 +100,14 @@ class Context(ABC):
         return False
 
     @property
+    def sees_tasks(self) -> bool:
+        """Whether this process can see which tasks run."""
+        return False
+
+    @property
     def grows(self) -> bool:
         """Whether Spark starts executors for tasks that wait, and this process can see which tasks run."""
-        return False
+        return self.sees_tasks and self.has_dynamic_allocation
 
     @property
     def most_executors(self) -> int:

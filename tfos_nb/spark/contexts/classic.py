@@ -83,8 +83,8 @@ class Classic(Context):
         return self.master.startswith("k8s://")
 
     @property
-    def grows(self) -> bool:
-        return self.has_dynamic_allocation
+    def sees_tasks(self) -> bool:
+        return True
 
     def executors(self) -> int:
         return int(self._scala.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
