@@ -143,7 +143,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
     """Count rows by the fit of Keras 3 or tf_keras; with ``args["backup"]``, by Keras' own BackupAndRestore.
 
     It also returns which epochs began. With ``args["pause_step"]`` it returns the number of steps of the training, the
-    first step of this generation, and the history's epochs and losses.
+    first step of this generation, and the history's epochs and losses. ``args["numbers"]`` makes its state larger.
     """
     import tensorflow as tf
 
@@ -154,6 +154,8 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
         def build(self, shape: Any) -> None:
             alike = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA} if legacy else {}
             self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False, **alike)
+            if args.get("numbers"):
+                self.add_weight(shape=(args["numbers"],), initializer="ones", trainable=False, **alike)
 
         def call(self, ids: Any, training: bool = False) -> Any:
             if training:

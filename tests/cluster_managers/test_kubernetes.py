@@ -197,7 +197,11 @@ def test_the_quickstart_runs_unchanged_in_the_notebooks_pod(place: Place, folder
 
 
 def test_rows_models_and_checkpoints_are_on_the_shared_volume(place: Place, folder: Path) -> None:
-    """Training fed from a DataFrame, files read by TensorFlow, and two models applied by TFModel.transform."""
+    """Training fed from a DataFrame, files read by TensorFlow, and two models applied by TFModel.transform.
+
+    No pod is left of it, and in the notebook's pod no socket.
+    """
+    listening = ports_of(place, "notebook-0")
     found = place.outcome("train_on_shared", in_pods(place, folder))
     assert found["scored"] == {"keras": 600, "saved_model": 600}
     assert found["records"] == 600
@@ -207,6 +211,8 @@ def test_rows_models_and_checkpoints_are_on_the_shared_volume(place: Place, fold
     }
     assert {pod["status"].get("phase") for pod in place.executors().values()} <= {"Succeeded", "Running"}
     assert until(lambda: not place.executors(), 60, every=0.5), "no pod is left"
+    assert ports_of(place, "notebook-0") == listening
+    assert "tfos" not in place.ctl("exec", "notebook-0", "--", "cat", "/proc/net/unix")
 
 
 def test_stop_leaves_no_process_of_a_node_in_the_pods(place: Place) -> None:
@@ -380,7 +386,7 @@ def node_of(place: Place, pod: str) -> Node:
 
 def test_a_drained_node_is_left_and_used_again(place: Place, folder: Path) -> None:
     """With ``min_workers`` the others go on; the lost worker joins them again once its pod finds a host."""
-    epochs, notebooks = 30, node_of(place, "notebook-0")
+    epochs, notebooks = 40, node_of(place, "notebook-0")
     (host,) = (node.name for node in place.kubernetes.nodes if node != notebooks)
     elsewhere: dict[str, object] = {"spark.kubernetes.executor.request.cores": "600m"}  # the notebook's node takes one
     with place.running(*losing(place, folder, epochs, min_workers=1), conf=elsewhere) as it:
@@ -390,8 +396,11 @@ def test_a_drained_node_is_left_and_used_again(place: Place, folder: Path) -> No
             assert it.said(r"continues without worker:|Spark decommissions executor"), it.log.read_text()[-3000:]
         finally:
             place.ctl("uncordon", host)
+        assert it.said(r"changes: worker:\d joined"), it.log.read_text()[-3000:]
+        assert host in {pod["spec"]["nodeName"] for pod in place.executors().values()}
         found = it.outcome()
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
+    assert len(found["results"]) == 2
 
 
 def test_an_eviction_that_ends_a_cluster_is_named(place: Place) -> None:
@@ -404,11 +413,16 @@ def test_an_eviction_that_ends_a_cluster_is_named(place: Place) -> None:
 
 
 def test_a_node_that_takes_too_much_memory_is_named_with_the_pods_limit(place: Place) -> None:
-    found = place.outcome("on_kubernetes", "take_memory")
+    with place.running("on_kubernetes", "take_memory") as it:
+        assert it.said("running")
+        limits = {one["spec"]["containers"][0]["resources"]["limits"]["memory"] for one in place.executors().values()}
+        found = it.outcome()
+    (limit,) = limits
+    assert limit.endswith("Mi")
+    gib = f"{int(limit[:-2]) / 1024:.1f}"
+    told = rf"killed by SIGKILL \(OOMKilled\): its container has reached its memory limit of {re.escape(gib)} GiB"
     assert found["node"] == "worker:1"
-    assert re.search(
-        r"killed by SIGKILL \(OOMKilled\): its container has reached its memory limit of 2\.5 GiB", found["error"]
-    )
+    assert re.search(told, found["error"])
 
 
 def test_executors_end_with_the_notebooks_pod(place: Place) -> None:
@@ -540,6 +554,17 @@ def test_sixty_four_megabytes_of_dev_shm_are_enough(place: Place, folder: Path) 
     assert found["scored"] == {"keras": 600, "saved_model": 600}
     seen = place.outcome("on_kubernetes", "count", conf=conf)["results"]
     assert {node[2] for node in seen.values()} == {64 << 20}
+
+
+def test_a_state_of_fit_larger_than_dev_shm_is_kept_in_memory(place: Place, folder: Path) -> None:
+    """96 MB, which outlive the process that is killed, and go to the node whose pod was killed."""
+    conf = with_template(place, "no-shm-either.yaml", without_shm)
+    faults = [["worker:0", 2, 20, "kill"], ["worker:1", 3, 20, "kill the executor", 2]]
+    args = {"pause_step": 0.02, "numbers": 24_000_000, "schedule": faults}
+    found = place.outcome(*losing(place, folder, 4, program="counting_fit", args=args), conf=conf)
+    for total, generation, begun, *_ in found["results"].values():
+        assert (total, generation) == (sum_of_ids(4), 3)
+        assert 0 not in begun, "the third generation has gone on from a state"
 
 
 @pytest.mark.usefixtures("notebook_of_another_user")

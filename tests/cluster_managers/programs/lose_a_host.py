@@ -1,6 +1,7 @@
 """A training that loses a host in a test, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS [OPTIONS]``.
 
-The options are those of ``launch``, in JSON, and ``program``, one of :mod:`tests.faults`.
+The options are those of ``launch``, in JSON, ``program``, one of :mod:`tests.faults`, and ``args``, more of its
+arguments, of which ``schedule`` is a list of the arguments of :class:`tests.faults.Exit`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if __name__ == "__main__":
     spark.range(0, faults.ROWS, 1, 4).selectExpr("id", "CAST(0 AS FLOAT) AS y").write.parquet(f"{root}/rows")
     options = {"workers": 2, "restarts": 2, **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")}
     options = {"name": "losing", "model_dir": f"{root}/models", "spark": spark, **options}
-    program = getattr(faults, options.pop("program", "counting_loop"))
-    with launch(program, {"epochs": epochs}, **options) as cluster:
+    program, args = getattr(faults, options.pop("program", "counting_loop")), options.pop("args", {})
+    args["schedule"] = [faults.Exit(*one) for one in args.get("schedule", ())]
+    with launch(program, {"epochs": epochs, **args}, **options) as cluster:
         hosts = {node.node: node.host for node in cluster.snapshot().nodes}
         Path(root, "hosts.json").write_text(json.dumps(hosts))  # for a test that looks for a node's host
         cluster.train(spark.read.parquet(f"{root}/rows"), epochs=epochs)

@@ -381,7 +381,9 @@ def test_the_clock_keeps_ticking(address: DoorAddress, handler: RecordingHandler
         assert handler.changed.wait_for(lambda: handler.ticks >= 2, SECONDS)
 
 
-def test_a_used_port_is_skipped_and_a_fully_used_range_is_named(handler: RecordingHandler) -> None:
+def test_a_used_port_is_skipped_and_a_fully_used_range_is_named(
+    handler: RecordingHandler, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -393,6 +395,7 @@ def test_a_used_port_is_skipped_and_a_fully_used_range_is_named(handler: Recordi
         door = Door(handler, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 50))
         try:
             assert door.open().port in range(port + 1, port + 50)
+            assert capfd.readouterr().err == "", "gRPC has nothing to say of a used port"
         finally:
             door.close()
 

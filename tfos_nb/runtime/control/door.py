@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import logging
 import queue
 import secrets
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -242,6 +244,8 @@ class Door:
     def _listen(self, server: grpc.aio.Server) -> int:
         credentials = grpc.ssl_server_credentials([(self._identity.key, self._identity.certificate)])
         for port in self._ports:
+            if _is_taken(self._bind, port):
+                continue
             with contextlib.suppress(RuntimeError):
                 if bound := server.add_secure_port(host_and_port(self._bind, port), credentials):
                     return int(bound)
@@ -420,3 +424,16 @@ class DoorStream:
     def end(self) -> None:
         """End this side of the stream; messages that were sent still arrive."""
         self._outbox.put(None)
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether another server listens on a port: gRPC would write a line about it to standard error."""
+    with contextlib.suppress(OSError):  # gRPC says what is wrong with the address
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            try:
+                probe.bind(address)
+            except OSError as error:
+                return error.errno == errno.EADDRINUSE
+    return False
