@@ -27,9 +27,6 @@ FROM_APT = command -v $(1) >/dev/null || { \
 	else \
 	    echo "$(3): sudo apt-get install $(2)" >&2; exit 1; \
 	fi; }
-KUBERNETES_NEEDS := buildah busybox-static conntrack containerd containernetworking-plugins debootstrap ipset iptables \
-    iproute2 nftables openssl runc tini
-KUBERNETES_COMMANDS := buildah busybox conntrack containerd debootstrap ip ipset iptables nft openssl runc tini
 DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*/*.json)
 
 .PHONY: help
@@ -70,7 +67,8 @@ test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop'
 
 .PHONY: test-kubernetes
 test-kubernetes: $(VENV)/.test ## Run a notebook and executors in pods of a Kubernetes of its own (root, Go; builds it once: 20 min)
-	@$(foreach one,$(KUBERNETES_COMMANDS),$(call FROM_APT,$(one),$(KUBERNETES_NEEDS),The tests on Kubernetes need packages);)
+	@needs="$$($(BIN)/python -m tests.cluster_managers.kubernetes.packages)"; [ -z "$$needs" ] || \
+		$(call FROM_APT,-,$$needs,The tests on Kubernetes need packages)
 	@$(BIN)/python -m tests.cluster_managers.kubernetes.binaries
 	@$(BIN)/python -m pytest -m "kubernetes and not slow" -o faulthandler_timeout=900 $(ARGS)
 

@@ -116,11 +116,19 @@ def test_each_value_is_in_its_field() -> None:
         ({"shm": "3Gi"}, "--shm must be less than --executor-overhead, .* got 3Gi and 3g: raise"),
         ({"conf": {"spark.executor.cores": "4"}}, "--conf spark.executor.cores: .*: give --executor-cores"),
         ({"conf": {"executor.cores": "4"}}, "--conf executor.cores: must be a setting of Spark's"),
+        ({"conf": {"spark.a": "b\nspark.ui.port 1"}}, "--conf spark.a: its value must be one line of printable"),
+        ({"conf": {"spark.a": ""}}, "--conf spark.a: its value must be one line of printable characters, got ''"),
+        (
+            {"notebook_memory": "1Gi"},
+            "--notebook-memory must be more than spark.driver.memory, .* got 1Gi and 1g: raise",
+        ),
+        ({"conf": {"spark.driver.memory": "4g"}}, "more than spark.driver.memory, .* got 4Gi and 4g"),
+        ({"conf": {"spark.driver.memory": "4Gi"}}, "--conf spark.driver.memory must be a size in Spark's units"),
     ],
 )
 def test_values_that_kubernetes_or_spark_would_refuse_are_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        Values(**{"namespace": "n", "image": "i", **given})
+        render(Values(**{"namespace": "n", "image": "i", **given}))
 
 
 def test_the_command_prints_yaml_or_the_error(capsys: pytest.CaptureFixture[str]) -> None:

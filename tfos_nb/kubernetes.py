@@ -133,15 +133,17 @@ class Values:
                 f"--shm must be less than --executor-overhead, of whose memory it is a part, got {self.shm} and "
                 f"{self.executor_overhead}: raise --executor-overhead"
             )
-        for key in self.conf:
-            _check_setting(key)
+        for key, value in self.conf.items():
+            _check_setting(key, value)
 
 
-def _check_setting(key: str) -> None:
+def _check_setting(key: str, value: str) -> None:
     if not re.fullmatch(r"spark(\.[\w-]+)+", key):
         raise PlanError(f"--conf {key}: must be a setting of Spark's and its value, such as spark.task.cpus=2")
     if key in _FIXED:
         raise PlanError(f"--conf {key}: this setting cannot be given here: {_FIXED[key]}")
+    if not value or not value.isprintable():
+        raise PlanError(f"--conf {key}: its value must be one line of printable characters, got {value!r}")
 
 
 def _option(name: str) -> str:
@@ -233,7 +235,7 @@ def render(values: Values) -> str:
     MissingPackage
         If PyYAML is not installed.
     PlanError
-        If the files are not found.
+        If the files are not found, or if Spark's driver does not fit into the notebook's memory.
 
     Examples
     --------
@@ -255,6 +257,8 @@ def render(values: Values) -> str:
         for made in listed["configMapGenerator"]
     ]
     for one in objects:
+        if one["kind"] == "ConfigMap" and _SETTINGS in one["data"]:
+            _check_driver(one["data"][_SETTINGS], values)
         if adapt := _ADAPT.get(one["kind"]):
             adapt(one, values)
         one["metadata"]["namespace"] = values.namespace
@@ -354,6 +358,19 @@ def _with_settings(text: str, settings: Mapping[str, str]) -> str:
         lines.append(line)
     added = ["", *(f"{key}   {value}" for key, value in left.items())] if left else []
     return "\n".join([*lines, *added]) + "\n"
+
+
+def _check_driver(settings: str, values: Values) -> None:
+    """Check that Spark's driver, which is a process of the notebook's pod, fits into the pod's memory."""
+    found = re.search(r"^spark\.driver\.memory\s+(.*)$", settings, re.MULTILINE)
+    memory = found[1].strip() if found else "1g"  # Spark's default
+    if not _SPARK_SIZE.fullmatch(memory):
+        raise PlanError(f"--conf spark.driver.memory must be a size in Spark's units, such as 3g, got {memory!r}")
+    if _bytes(values.notebook_memory) <= _bytes(memory):
+        raise PlanError(
+            f"--notebook-memory must be more than spark.driver.memory, which Spark's driver takes of it, got "
+            f"{values.notebook_memory} and {memory}: raise --notebook-memory"
+        )
 
 
 def _adapt_notebook(one: Object, values: Values) -> None:

@@ -22,7 +22,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -34,26 +33,11 @@ from typing import Any
 import yaml
 
 from tests.cluster_managers import daemons, hosts
-from tests.cluster_managers.kubernetes import binaries, image
+from tests.cluster_managers.kubernetes import binaries, image, packages
 from tests.waiting import until
 
 PATIENCE = 120.0
 PODS, SERVICES, API = "10.244.0.0/16", "10.96.0.0/24", "10.96.0.1"
-COMMANDS = {
-    "buildah": "buildah",
-    "busybox": "busybox-static",
-    "containerd": "containerd",
-    "debootstrap": "debootstrap",
-    "ip": "iproute2",
-    "ipset": "ipset",
-    "iptables": "iptables",
-    "nft": "nftables",
-    "nsenter": "util-linux",
-    "openssl": "openssl",
-    "runc": "runc",
-    "tini": "tini",
-}
-"""The programs that are needed, and their packages of Debian's; beside them ``containernetworking-plugins``."""
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -61,7 +45,7 @@ def why_not() -> str:
     """Return why this machine cannot run it; empty if it can."""
     if os.geteuid():
         return "a kubelet needs root"
-    if missing := sorted({package for command, package in COMMANDS.items() if shutil.which(command) is None}):
+    if missing := packages.missing():
         return f"these packages are not installed: {', '.join(missing)}"
     if missing := binaries.missing():
         return (

@@ -17,7 +17,7 @@ def preflight(plan: ClusterPlan) -> str:
     from tfos_nb.driver.launching import survey
     from tfos_nb.spark.contexts import context_of  # here, since these modules import Spark
     from tfos_nb.spark.contexts.named import named_spark
-    from tfos_nb.spark.session import active_session, slots_busy, slots_total
+    from tfos_nb.spark.session import active_session, gives_gpus, slots_busy, slots_total
 
     spark = active_session()
     if spark is None:
@@ -28,7 +28,7 @@ def preflight(plan: ClusterPlan) -> str:
     try:
         survey(spark, plan)
         if context.grows:
-            return f"The plan fits: {_started_for(plan)}. Nothing was started."
+            return f"The plan fits: {_started_for(plan, gives_gpus(spark))}. Nothing was started."
         total, busy = slots_total(spark, timeout=5.0), sum(stage.tasks for stage in slots_busy(spark))
     except PlanError as error:
         return f"Spark would refuse it: {error}"
@@ -36,10 +36,10 @@ def preflight(plan: ClusterPlan) -> str:
     return f"The plan fits: {needs}. Nothing was started."
 
 
-def _started_for(plan: ClusterPlan) -> str:
-    """Say which executors dynamic allocation starts for a plan."""
-    with_gpus = [str(node) for node in plan.spark_nodes if plan.gpus_of(node)]
-    others = [str(node) for node in plan.spark_nodes if not plan.gpus_of(node)]
+def _started_for(plan: ClusterPlan, gives_gpus: bool) -> str:
+    """Say which executors dynamic allocation starts for a plan, and which of them with GPUs."""
+    with_gpus = [str(node) for node in plan.spark_nodes if gives_gpus and plan.gpus_of(node)]
+    others = [str(node) for node in plan.spark_nodes if str(node) not in with_gpus]
     kinds = [f"with {counted(plan.gpus, 'GPU')} each for {', '.join(with_gpus)}"] if with_gpus else []
     kinds += [f"without GPUs for {', '.join(others)}"] if with_gpus and others else []
     return "Spark starts executors that are missing" + (f", {' and '.join(kinds)}" if kinds else "")
