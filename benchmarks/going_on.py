@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from benchmarks.recovery import HEARTBEAT, fed_for_ever, is_whole, wait_for
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
-from tests.faults import its_executor, itself
+from tests.faults import its_executor, itself, itself_for_good
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ class _Kind:
 
 _KINDS = (
     _Kind("an asynchronous worker's process is killed", itself, signal.SIGKILL, True, True),
-    _Kind("an asynchronous worker's process is frozen", itself, signal.SIGSTOP, True, True),
+    _Kind("an asynchronous worker's process is stopped for good", itself_for_good, signal.SIGSTOP, True, True),
     _Kind("the executor (the JVM) of an asynchronous worker is killed", its_executor, signal.SIGKILL, True, False),
     _Kind("the executor (the JVM) of a worker in step is killed", its_executor, signal.SIGKILL, False, False),
 )

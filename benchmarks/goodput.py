@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _GOODPUT = 0.9
-_HEARTBEAT = 3.0  # the shortest limit: with a fault every 30 s a frozen process must be noticed soon
+_HEARTBEAT = 3.0  # the shortest limit: with a fault every 30 s a stopped process must be noticed soon
 _EVERY = 30.0  # seconds between two faults
 _CALM = 60.0  # seconds without faults, before the first one
 _ROWS, _BATCH = 40_000, 128
@@ -49,7 +49,7 @@ _FAULTS: tuple[tuple[str, Callable[[int], int], int], ...] = (
     ("a process is killed", itself, signal.SIGKILL),
     ("a supervisor is killed", its_supervisor, signal.SIGKILL),
     ("an executor and its supervisor are killed", its_host, signal.SIGKILL),
-    ("a process is frozen", itself, signal.SIGSTOP),
+    ("a process is stopped by a signal", itself, signal.SIGSTOP),
 )
 
 
@@ -174,12 +174,17 @@ def _hurt_often(settings: Settings, cluster: Cluster, folder: Path, until: float
 
 
 def _cost(what: str, at: float, steps: Sequence[_Step], events: Sequence[tuple[float, ClusterEvent]]) -> _Cost | None:
-    """Divide the time after the fault at this time into its phases."""
+    """Divide the time after the fault at this time into its phases; a process may also go on where it was."""
     before = max((one.generation for one in steps if one.time <= at), default=0)
     later = [one for one in steps if one.generation > before and one.time > at]
     since = [(when, one.event) for when, one in events if when > at]
     again = next((when for when, event in since if isinstance(event, RestartAll)), None)
-    if not later or again is None:
+    if again is None:
+        times = [at, *(one.time for one in steps if at < one.time < at + _EVERY)]
+        pauses = itertools.pairwise(times)
+        goes_on = max(pauses, key=lambda pause: pause[1] - pause[0], default=(at, at))[1]
+        return _Cost(what, at, goes_on - at, 0.0, 0.0, 0.0, 0.0) if goes_on > at else None
+    if not later:
         return None
     first = later[0].time
     begun = [when for when, event in since if again <= when <= first and _is_said(event, MainStarted)]

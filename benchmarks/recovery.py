@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import programs
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
-from tests.faults import its_host, its_supervisor, its_warm_process, itself
+from tests.faults import its_host, its_supervisor, its_warm_process, itself, itself_for_good
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,7 +142,7 @@ _KINDS = (
     _Kind("its warm process is killed", its_warm_process, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its executor and its supervisor are killed", its_host, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its executor and its supervisor are killed, min_workers=1", its_host, signal.SIGKILL, _SECONDS_TO_STEP, 1),
-    _Kind("its process is frozen", itself, signal.SIGSTOP, HEARTBEAT + _SECONDS_TO_STEP),
+    _Kind("its process is stopped for good", itself_for_good, signal.SIGSTOP, HEARTBEAT + _SECONDS_TO_STEP),
     _Kind("its supervisor is frozen", its_supervisor, signal.SIGSTOP, HEARTBEAT + _SECONDS_TO_START),
     _Kind("a parameter server's process is killed", itself, signal.SIGKILL, _SECONDS_TO_START, None, "ps:0", True),
     _Kind("an asynchronous chief's is killed", itself, signal.SIGKILL, _SECONDS_TO_START, None, "chief:0", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -277,6 +278,20 @@ def itself(pid: int) -> int:
     return pid
 
 
+def itself_for_good(pid: int) -> int:
+    """Keep the process stopped from now on: its supervisor continues one that was stopped once."""
+
+    def keep_stopped() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            while process.status() != psutil.STATUS_ZOMBIE:
+                process.suspend()
+                threading.Event().wait(0.02)
+
+    threading.Thread(target=keep_stopped, daemon=True).start()
+    return pid
+
+
 def its_supervisor(pid: int) -> int:
     """Find its supervisor: its parent, the parent of the warm process, or the pid in its parent's name."""
     parent = psutil.Process(pid).parent()
@@ -306,7 +321,7 @@ def its_host(pid: int) -> int:
 
 HARM: dict[str, tuple[Callable[[int], int], int]] = {
     "kill": (itself, signal.SIGKILL),
-    "freeze": (itself, signal.SIGSTOP),
+    "freeze": (itself_for_good, signal.SIGSTOP),
     "kill the supervisor": (its_supervisor, signal.SIGKILL),
     "kill the executor": (its_executor, signal.SIGKILL),
     "kill the host": (its_host, signal.SIGKILL),

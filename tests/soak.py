@@ -36,6 +36,7 @@ from tests.faults import (
     its_supervisor,
     its_warm_process,
     itself,
+    itself_for_good,
     sum_of_ids,
 )
 from tests.local_cluster import builder, environment
@@ -52,7 +53,8 @@ _HARM = (
     ("the warm process", its_warm_process, signal.SIGKILL, 1),
     ("the executor", its_executor, signal.SIGKILL, 1),
     ("the host", its_host, signal.SIGKILL, 1),
-    ("the process, frozen", itself, signal.SIGSTOP, 1),
+    ("the process, stopped", itself, signal.SIGSTOP, 1),
+    ("the process, stopped for good", itself_for_good, signal.SIGSTOP, 1),
     ("the executor, decommissioned", its_executor, signal.SIGPWR, 1),
 )
 _ALL_AT_ONCE = ("all hosts", its_host, signal.SIGKILL, 3)

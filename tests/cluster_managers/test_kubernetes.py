@@ -557,8 +557,11 @@ def test_sixty_four_megabytes_of_dev_shm_are_enough(place: Place, folder: Path) 
 
 
 def test_a_state_of_fit_larger_than_dev_shm_is_kept_in_memory(place: Place, folder: Path) -> None:
-    """96 MB, which outlive the process that is killed, and go to the node whose pod was killed."""
-    conf = with_template(place, "no-shm-either.yaml", without_shm)
+    """96 MB, which outlive the process that is killed, and go to the node whose pod was killed.
+
+    Both nodes may then be in one pod, which needs the memory for that.
+    """
+    conf = with_template(place, "no-shm-either.yaml", without_shm) | {"spark.executor.memoryOverhead": "2500m"}
     faults = [["worker:0", 2, 20, "kill"], ["worker:1", 3, 20, "kill the host", 2]]
     args = {"pause_step": 0.02, "numbers": 24_000_000, "schedule": faults}
     found = place.outcome(*losing(place, folder, 4, program="counting_fit", args=args), conf=conf)

@@ -30,6 +30,7 @@ from tests.faults import (
     its_supervisor,
     its_warm_process,
     itself,
+    itself_for_good,
     regression,
     sum_of_ids,
 )
@@ -118,8 +119,18 @@ def test_a_killed_executor_loses_no_row(spark: SparkSession, tmp_path: Path) -> 
     assert cluster.result()[0] == sum_of_ids(3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", [itself, pytest.param(its_supervisor, marks=pytest.mark.faults)])
+def test_a_process_that_was_stopped_once_is_continued_and_trains_on(spark: SparkSession, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"restarts": 1, "heartbeat_timeout": 4.0, "model_dir": str(tmp_path)}
+    with launch(counting_loop, {"epochs": 2}, workers=2, spark=spark, **options) as cluster:
+        killer = Killer(cluster, "worker:1", ROWS // 4, itself, signal.SIGSTOP)
+        cluster.train(rows(spark), epochs=2)
+    assert killer.killed
+    assert cluster.result() == (sum_of_ids(2), 1), "in its first generation"
+    told = r"a signal had stopped this process for 1\.\d s: its supervisor has continued it"
+    assert len(re.findall(told, cluster.logs("worker:1"))) == 1
+
+
+@pytest.mark.parametrize("what", [itself_for_good, pytest.param(its_supervisor, marks=pytest.mark.faults)])
 def test_a_frozen_node_is_given_up_and_replaced(
     spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
 ) -> None:

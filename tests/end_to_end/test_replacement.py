@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.faults import Killer, counting_steps, its_supervisor, itself
+from tests.faults import Killer, counting_steps, its_supervisor, itself, itself_for_good
 from tfos_nb import Cluster, launch
 from tfos_nb.state.cluster_state import ClusterState
 
@@ -88,7 +88,7 @@ class Freezer(Killer):
 
     def __init__(self, cluster: Cluster, node: str, rows: int) -> None:
         self.steps: list[int] = []
-        super().__init__(cluster, node, rows, itself, signal.SIGSTOP)
+        super().__init__(cluster, node, rows, itself_for_good, signal.SIGSTOP)
 
     def look(self, snapshot: ClusterState) -> None:
         chief = next(node for node in snapshot.nodes if node.node == "chief:0")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
+import signal
 import socket
 import subprocess
 import tempfile
@@ -32,6 +35,7 @@ _ALLOCATION = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 _LAST_WORDS = 1.0  # seconds to read the last messages of a process that has ended
+_CONTINUED_AFTER = 1 / 3  # of the heartbeat_timeout: a process that a signal has stopped
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class NodeProcess:
         self._directory = directory
         self._patience = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._note = ""
+        self._continued_at = -math.inf
         self._events = events
         self._pass_on = pass_on
         os.makedirs(directory, 0o700, exist_ok=True)
@@ -140,13 +145,25 @@ class NodeProcess:
         """Measure its resource usage."""
         self._use.measure(now)
 
-    def end_if_stopped(self, now: float) -> None:
-        """Kill it if it has been stopped by a signal for too long, because its peers wait for it."""
+    def wake_if_stopped(self, now: float) -> str:
+        """Continue it if a signal has stopped it: its peers wait for it. Kill it if it is stopped for too long.
+
+        Return a line for its log; empty if it was left alone. A process that is stopped again at once stays so: whoever
+        does that insists.
+        """
         self._use.look_whether_stopped(now)
-        stopped_at = self._use.stopped_at
-        if stopped_at is not None and now - stopped_at >= self._patience:
+        if (stopped_at := self._use.stopped_at) is None:
+            return ""
+        seconds = now - stopped_at
+        if seconds >= self._patience:
             self._note = f"was stopped by a signal for {self._patience:g} s, and then ended by its supervisor"
             self.kill()
+        elif seconds >= self._patience * _CONTINUED_AFTER and stopped_at - self._continued_at > self._patience:
+            self._continued_at = now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGCONT)
+            return f"tfos_nb: a signal had stopped this process for {seconds:.1f} s: its supervisor has continued it"
+        return ""
 
     def heartbeat(self, always: bool) -> Heartbeat | None:
         """Return a heartbeat if its figures have changed, or if ``always``; else None."""
@@ -182,9 +199,9 @@ class NodeProcess:
         """Return the remaining messages about the process after it has ended, the last one ``NodeEnded``."""
         words = self.left_over()
         code = returncode if returncode >= 0 else None
-        signal = signal_name(returncode)
-        self._note = self._note or (self._why_killed() if signal == "SIGKILL" else "")
-        return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes, self._note)]
+        killer = signal_name(returncode)
+        self._note = self._note or (self._why_killed() if killer == "SIGKILL" else "")
+        return [*words, NodeEnded(self._node, code, killer, self.output.tail, self._use.memory_bytes, self._note)]
 
     def _why_killed(self) -> str:
         group = ControlGroup.own()

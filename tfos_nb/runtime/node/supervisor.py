@@ -338,7 +338,8 @@ class Supervisor:
         if now - self._measured_at >= _HEARTBEAT_EVERY:
             self._measured_at = now
             process.measure(now)
-        process.end_if_stopped(now)
+        if told := process.wake_if_stopped(now):
+            self._stream.send(LogLines(self._job.node, (told,)))
         beat = process.heartbeat(always=now - self._beat_at >= _HEARTBEAT_EVERY)
         if beat is not None:
             self._beat_at = now
