@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import signal
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from benchmarks.recovery import EPOCHS, feed
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
 from tests.faults import its_host, its_supervisor, itself
+from tests.local_cluster import ARCHIVE, BRIEF_JAVA
 from tfos_nb.driver.membership.events import (
     ContinueWithout,
     HeartbeatTimedOut,
@@ -110,7 +112,12 @@ def run(settings: Settings) -> Result:
     return Result("goodput", tuple(ratios), figures, (f"heartbeat_timeout={_HEARTBEAT:g} s, min_workers=1",))
 
 
-_LASTING = {"spark.task.maxFailures": "1000", "spark.deploy.maxExecutorRetries": "-1"}
+_LASTING = {
+    "spark.task.maxFailures": "1000",
+    "spark.deploy.maxExecutorRetries": "-1",
+    # A new executor's JVM shares two cores with the training: it loads and compiles less, as docs/recovery.md says.
+    "spark.executor.extraJavaOptions": shlex.join((*BRIEF_JAVA, f"-XX:SharedArchiveFile={ARCHIVE}")),
+}
 _PARTS = {
     "noticed": "until it is noticed",
     "gathered": "then until the nodes have come",

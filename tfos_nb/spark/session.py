@@ -535,9 +535,9 @@ class SparkJobs:
         cancel = partial(self._context.in_time, partial(self._context.cancel_stage, stage, reason))
         threading.Thread(target=cancel, name=f"tfos_nb cancels stage {stage}", daemon=True).start()
 
-    def room(self, job: Job[Any]) -> SlotCounts | None:
-        """Return the slots that Spark has for the tasks of a job; None if it does not answer."""
-        return self._context.in_time(partial(room_for, self._context, job.description))
+    def room(self, job: Job[Any] | None = None) -> SlotCounts | None:
+        """Return the slots that Spark has for the tasks of a job, or of a next one; None if it does not answer."""
+        return self._context.in_time(partial(room_for, self._context, "" if job is None else job.description))
 
     def running(self) -> tuple[Job[Any], ...]:
         """Return the jobs that have not ended."""

@@ -47,6 +47,9 @@ class Told:
     def begin_anew(self) -> None:
         self._note("begin anew")
 
+    def make_room(self) -> None:
+        self._note("room")
+
     def keep_validation(self) -> None:
         self._note("validation")
 
@@ -157,7 +160,7 @@ def test_a_worker_replaced_during_a_restart_is_fed_with_the_new_generation(coord
 
     call = Told(upset={"deliver from": lose_the_ps, "validation": lose_a_worker})
     deliver(coordinated, call)
-    meeting = ["begin anew", "validation"]
+    meeting = ["begin anew", "room", "validation"]
     assert call.asked == ["deliver from 0", *meeting, *meeting, "deliver from 1"]
     assert coordinated.controller.replaced == {}
 
@@ -231,7 +234,7 @@ def test_rows_are_kept_for_a_restart_at_the_end_of_the_last_pass(coordinated: Cl
     coordinated.say(FeedFrom("chief:0", 1))
     call.deliver = deliver_once  # type: ignore[method-assign]
     training_calls._catch_up()
-    assert call.asked == ["deliver from 0", "begin anew", "validation", "deliver from 1"]
+    assert call.asked == ["deliver from 0", "begin anew", "room", "validation", "deliver from 1"]
 
 
 @pytest.mark.parametrize("other", [FeedFrom("worker:0", 0), FeedFrom("worker:0", 1, "00000001-0001-000003")])
@@ -245,7 +248,7 @@ def test_nodes_that_continue_from_different_states_are_fed_nothing(coordinated: 
     call = Told(upset={"deliver from": lose_the_ps})
     with pytest.raises(FeedFailed, match="different states: chief:0 after 1 epochs and worker:0 after . epochs"):
         deliver(coordinated, call)
-    assert call.asked == ["deliver from 0", "begin anew", "validation"]
+    assert call.asked == ["deliver from 0", "begin anew", "room", "validation"]
 
 
 def test_a_late_report_of_a_different_state_ends_the_feed(coordinated: Cluster) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import Feed, FeedOf, check_feedable, feed_job
-from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
+from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot, needs_a_nodes_slot
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import check_seconds
@@ -336,6 +336,12 @@ class Call:
         self.place = self._under_way = None
         self.held = messages.HeldRows()
         self.feeds.clear()
+
+    def make_room(self) -> None:
+        """Have a node leave its slot if none is free for the rows: nodes that start again want them in a moment."""
+        room = self.training.jobs.room()
+        if room is not None and not room.free and needs_a_nodes_slot(room):
+            self.training.controller.want_slot()
 
     def keep_validation(self) -> FeedOf:
         """Send the validation rows, if the nodes do not have them."""

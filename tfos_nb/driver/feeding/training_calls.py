@@ -161,7 +161,9 @@ class TrainingCalls:
             lambda: self.controller.all_reserved and self.controller.all_take_rows, rendezvous
         ):
             return
-        self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
+        call = self._calls[min(self._index, len(self._calls) - 1)]
+        call.make_room()
+        call.keep_validation()
         wanted = self.controller.feeds.wanted_from
         if self._await(lambda: bool(wanted) and self.controller.all_take_rows, rendezvous):
             if error := self.controller.feeds.disagreement:

@@ -11,7 +11,7 @@ from tfos_nb.driver.cluster_controller import ClusterController
 from tfos_nb.driver.feed_controller import Feed
 from tfos_nb.spark.session import Job, SlotCounts, SparkJobs
 
-__all__ = ["FeedWatchdog", "WithoutSlot"]
+__all__ = ["FeedWatchdog", "WithoutSlot", "needs_a_nodes_slot"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,11 @@ class FeedWatchdog:
         return self._feed.moved, *self._controller.progress
 
 
+def needs_a_nodes_slot(room: SlotCounts) -> bool:
+    """Return whether rows can only have the slot of a node: nodes hold all, and Spark starts no executor for them."""
+    return room.is_for_nodes and not room.grows
+
+
 class WithoutSlot:
     """Find out whether Spark has a slot for the tasks of a feed, and have a node's task leave one.
 
@@ -111,7 +116,7 @@ class WithoutSlot:
         if room is None or room.running or room.free:
             self._since = now
             return ""
-        if room.is_for_nodes and not room.grows:
+        if needs_a_nodes_slot(room):
             self._controller.want_slot()
         seconds = now - self._since
         if seconds > _TELL and not self._told:
