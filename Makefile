@@ -67,6 +67,7 @@ test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop'
 
 .PHONY: test-kubernetes
 test-kubernetes: $(VENV)/.test ## Run a notebook and executors in pods of a Kubernetes of its own (root, Go; builds it once: 20 min)
+	@[ "$$(id -u)" = 0 ] || { echo "A kubelet needs root: run it as root, or in a container that has all capabilities" >&2; exit 1; }
 	@needs="$$($(BIN)/python -m tests.cluster_managers.kubernetes.packages)"; [ -z "$$needs" ] || \
 		$(call FROM_APT,-,$$needs,The tests on Kubernetes need packages)
 	@$(BIN)/python -m tests.cluster_managers.kubernetes.binaries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import kubernetes_validate
@@ -123,6 +124,21 @@ def test_each_value_is_in_its_field() -> None:
             "--notebook-memory must be more than spark.driver.memory, .* got 1Gi and 1g: raise",
         ),
         ({"conf": {"spark.driver.memory": "4g"}}, "more than spark.driver.memory, .* got 4Gi and 4g"),
+        ({"image": "registry.example/TFOS:1"}, "--image must be the name of an image"),
+        ({"image": "r.e/tföös:1"}, "--image must be the name of an image"),
+        ({"image": "r.e/a/../b"}, "--image must be the name of an image"),
+        ({"storage": "0"}, "--storage must be 1Mi or more, got 0: say the unit"),
+        ({"spill": "20"}, "--spill must be 1Mi or more, got 20: say the unit, such as 20Gi"),
+        ({"notebook_cpus": "0m"}, "--notebook-cpus must be more than 0, got 0m"),
+        (
+            {"namespace": "kube-system", "create_namespace": True},
+            "--create-namespace: kube-system is a namespace of Kub",
+        ),
+        ({"conf": {"spark.task.cpus": "banana"}}, "--conf spark.task.cpus must be 1 to 2, .*, got banana"),
+        ({"conf": {"spark.task.cpus": "8"}}, "--conf spark.task.cpus must be 1 to 2, the cores of an executor, got 8"),
+        ({"conf": {"spark.driver.memory": "100m"}}, "--conf spark.driver.memory must be 450m or more"),
+        ({"conf": {"spark.master": "local"}}, "--conf spark.master: this setting cannot be given here"),
+        ({"conf": {"spark.port.maxRetries": "50"}}, "cannot be given here: the service and the network policy have"),
         ({"conf": {"spark.driver.memory": "4Gi"}}, "--conf spark.driver.memory must be a size in Spark's units"),
     ],
 )
@@ -140,3 +156,17 @@ def test_the_command_prints_yaml_or_the_error(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("--shm must be less than --executor-overhead")
     assert main([*command, "--conf", "spark.x"]) == 1
     assert capsys.readouterr().err.startswith("--conf spark.x: must be a setting of Spark's and its value")
+
+
+@pytest.mark.parametrize("name", ["y", "n", "1e3", "0o7", "12", "on", "null"])
+def test_names_that_yaml_could_take_for_something_else_are_quoted(name: str) -> None:
+    made = render(Values(name, "i", storage_class=name, create_namespace=True))
+    for key in ("namespace", "storageClassName", "  name"):
+        assert re.search(rf"""{key}: (["']){name}\1$""", made, re.MULTILINE)
+
+
+def test_a_backslash_in_a_setting_stays_one() -> None:
+    """Java reads the file: a backslash at a line's end would take the next setting into this one."""
+    made = objects(Values("n", "i", conf={"spark.a": "C:\\new\\", "spark.b": "1"}))
+    lines = made["ConfigMap", "tfos-nb-spark"]["data"]["spark-defaults.conf"].splitlines()
+    assert lines[-2:] == ["spark.a   C:\\\\new\\\\", "spark.b   1"]

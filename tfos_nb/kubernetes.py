@@ -27,13 +27,19 @@ __all__ = ["Values", "add_options", "render", "values_of"]
 _LIST = Path("docs/kubernetes/kustomization.yaml")
 _SETTINGS = "spark-defaults.conf"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_IMAGE = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
+# The reference grammar of the OCI distribution: https://pkg.go.dev/github.com/distribution/reference
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*(?::\d+)?/)?"
+_IMAGE = re.compile(rf"{_HOST}{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _SPARK_SIZE = re.compile(r"(\d+)([kmgt])b?")
 _CPUS = re.compile(r"\d+(\.\d{1,3})?|\d+m")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)
 }
+_LEAST_QUANTITY = 2**20  # bytes: who writes 20 means 20Gi
+_PLAIN = re.compile(r"[A-Za-z][^:#\n]*[A-Za-z0-9/._-]")
+"""Texts that only PyYAML's own rules need to quote. Kubernetes' reader takes ``y`` for true."""
 _LEAST_MEMORY = 450 * 2**20  # UnifiedMemoryManager: one and a half times the 300 MiB that Spark reserves
 _IN_SPARKS = (_SPARK_SIZE, "a size in Spark's units, such as 3g")
 _IN_KUBERNETES = (_QUANTITY, "a size in Kubernetes' units, such as 4Gi")
@@ -49,7 +55,16 @@ _FORMS = {
     "storage": _IN_KUBERNETES,
 }
 _FIXED = {
+    "spark.master": "the notebook's pod names it",
+    "spark.authenticate": "the secrets of tfos_nb go through Spark's connections",
+    "spark.network.crypto.enabled": "the secrets of tfos_nb go through Spark's connections",
+    "spark.driver.bindAddress": "executors reach the driver through the service",
+    "spark.driver.blockManager.port": "the service and the network policy have the same ports",
     "spark.driver.host": "it is the name of the service",
+    "spark.port.maxRetries": "the service and the network policy have the same ports",
+    "spark.kubernetes.executor.container.image": "give --image",
+    "spark.kubernetes.executor.podTemplateContainerName": "it is the name in the template",
+    "spark.kubernetes.executor.useDriverPodIP": "executors reach the driver through the service",
     "spark.driver.port": "the service and the network policy have the same ports",
     "spark.blockManager.port": "the service and the network policy have the same ports",
     "spark.kubernetes.container.image": "give --image",
@@ -126,6 +141,22 @@ class Values:
                 raise PlanError(f"--{_option(name)} must be {least} or more, got {getattr(self, name)}")
         for part in self.storage_class.split(".") if self.storage_class else ():
             _check("storage_class", part, _LABEL, "the name of a StorageClass: kubectl get storageclass lists them")
+        if self.create_namespace and (self.namespace == "default" or self.namespace.startswith("kube-")):
+            raise PlanError(f"--create-namespace: {self.namespace} is a namespace of Kubernetes' own: choose another")
+        self._check_sizes()
+        for key, value in self.conf.items():
+            _check_setting(key, value)
+        cpus = self.conf.get("spark.task.cpus", "1")
+        if not re.fullmatch(r"[1-9]\d*", cpus) or int(cpus) > self.executor_cores:
+            cores = f"1 to {self.executor_cores}, the cores of an executor"
+            raise PlanError(f"--conf spark.task.cpus must be {cores}, got {cpus}")
+
+    def _check_sizes(self) -> None:
+        for name in ("shm", "spill", "notebook_memory", "storage"):
+            if _bytes(size := getattr(self, name)) < _LEAST_QUANTITY:
+                raise PlanError(f"--{_option(name)} must be 1Mi or more, got {size}: say the unit, such as 20Gi")
+        if not float(self.notebook_cpus.rstrip("m")):
+            raise PlanError(f"--notebook-cpus must be more than 0, got {self.notebook_cpus}")
         if _bytes(self.executor_memory) < _LEAST_MEMORY:
             raise PlanError(f"--executor-memory must be 450m or more, as Spark demands, got {self.executor_memory!r}")
         if _bytes(self.shm) >= _bytes(self.executor_overhead):
@@ -133,8 +164,6 @@ class Values:
                 f"--shm must be less than --executor-overhead, of whose memory it is a part, got {self.shm} and "
                 f"{self.executor_overhead}: raise --executor-overhead"
             )
-        for key, value in self.conf.items():
-            _check_setting(key, value)
 
 
 def _check_setting(key: str, value: str) -> None:
@@ -285,7 +314,7 @@ def _dumper() -> Any:
             return True
 
     def text(dumper: Any, value: str) -> Any:
-        style = "|" if "\n" in value else None
+        style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
@@ -354,10 +383,15 @@ def _with_settings(text: str, settings: Mapping[str, str]) -> str:
     for line in text.splitlines():
         found = re.match(r"(spark\S+)(\s+)", line)
         if found is not None and found[1] in left:
-            line = f"{found[1]}{found[2]}{left.pop(found[1])}"
+            line = f"{found[1]}{found[2]}{_property(left.pop(found[1]))}"
         lines.append(line)
-    added = ["", *(f"{key}   {value}" for key, value in left.items())] if left else []
+    added = ["", *(f"{key}   {_property(value)}" for key, value in left.items())] if left else []
     return "\n".join([*lines, *added]) + "\n"
+
+
+def _property(value: str) -> str:
+    """Return a value as it stands in a file of Java's properties, in which a backslash begins an escape."""
+    return value.replace("\\", "\\\\")
 
 
 def _check_driver(settings: str, values: Values) -> None:
@@ -366,6 +400,8 @@ def _check_driver(settings: str, values: Values) -> None:
     memory = found[1].strip() if found else "1g"  # Spark's default
     if not _SPARK_SIZE.fullmatch(memory):
         raise PlanError(f"--conf spark.driver.memory must be a size in Spark's units, such as 3g, got {memory!r}")
+    if _bytes(memory) < _LEAST_MEMORY:
+        raise PlanError(f"--conf spark.driver.memory must be 450m or more, as Spark demands, got {memory!r}")
     if _bytes(values.notebook_memory) <= _bytes(memory):
         raise PlanError(
             f"--notebook-memory must be more than spark.driver.memory, which Spark's driver takes of it, got "

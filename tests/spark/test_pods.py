@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tfos_nb.spark.contexts.pods import Missing, Pod, explain, pods_in, refusal_in
+from tfos_nb.spark.contexts.pods import Missing, Pod, explain, pods_in, refusal_in, refusals
 
 
 def pod(phase: str = "Pending", *, name: str = "p-exec-1", deleted: bool = False, **status: Any) -> Pod:
@@ -127,3 +128,39 @@ def test_an_image_of_an_init_container_that_cannot_be_pulled_is_named() -> None:
     first = {"name": "data", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
     found = pod(initContainerStatuses=[first], containerStatuses=[waits])
     assert (found.reason, found.coming) == ("ErrImagePull: no such image", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (
+            {"reason": "Evicted", "message": "Usage of EmptyDir volume exceeds"},
+            "Evicted: Usage of EmptyDir volume exceeds",
+        ),
+        (EVICTED, "EvictionByEvictionAPI: Eviction API: evicting"),
+    ],
+)
+def test_an_evicted_pod_has_this_reason_also_when_its_container_has_ended(status: dict[str, Any], reason: str) -> None:
+    assert pod("Failed", **status, **container(terminated={"reason": "Error", "exitCode": 137})).reason == reason
+
+
+def test_an_init_container_that_fails_is_named() -> None:
+    waits = {"name": "executor", "state": {"waiting": {"reason": "PodInitializing"}}}
+    first = {"name": "data", "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
+    found = pod("Failed", initContainerStatuses=[first], containerStatuses=[waits])
+    assert (found.reason, found.coming) == ("Error, exit code 1", False)
+
+
+def test_a_refusal_is_heard_at_any_level_of_the_sessions_log(spark: SparkSession) -> None:
+    sc = spark.sparkContext
+    assert sc._jvm is not None
+    name = "org.apache.spark.scheduler.cluster.k8s"
+    allocator = sc._jvm.org.apache.logging.log4j.LogManager.getLogger(f"{name}.ExecutorPodsAllocator")
+    told = (
+        "KubernetesClientException: Failure executing: POST. Message: pods are forbidden: no quota. Received status: S"
+    )
+    with refusals(sc) as newest:
+        allocator.warn(told)
+        assert newest() == "pods are forbidden: no quota"
+        assert newest() == "", "it is over"
+    assert not allocator.isWarnEnabled(), "the session shows errors alone, as before"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +50,8 @@ func main() {
 
 def build(told: Callable[[str], None] = print) -> None:
     """Build what is not there yet."""
+    if missing() and shutil.which("go") is None:
+        sys.exit("Go is not installed, with which Kubernetes is built: https://go.dev/dl has it (1.24 or later)")
     for name in _KUBERNETES:
         _once(name, _kubernetes, told)
     _once("etcd", _etcd, told)

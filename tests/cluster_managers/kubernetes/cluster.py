@@ -22,6 +22,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -141,6 +142,7 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Ite
     _remove_control_groups()
     with ExitStack() as started:
         started.callback(_remove_control_groups)
+        started.callback(_remove_data, folder)
         network = started.enter_context(hosts.network(nodes))
         made = Kubernetes(folder, network)
         _write_keys(made)
@@ -158,6 +160,16 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Ite
         if gpus:
             made.ctl("label", "node", made.nodes[-1].name, "nvidia.com/gpu.present=true")
         yield made
+
+
+def _remove_data(folder: Path) -> None:
+    """Remove gigabytes of images, and all keys; the logs stay, for somebody who looks for a reason."""
+    of_nodes = list(folder.glob("node-*"))
+    for one in (*folder.iterdir(), *(inside for node in of_nodes for inside in node.iterdir())):
+        if one.is_dir() and one not in of_nodes:
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.is_file() and one.suffix != ".log":
+            one.unlink()
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

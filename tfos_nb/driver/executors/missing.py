@@ -93,3 +93,4 @@ class MissingExecutors:
                     missing = self._controller.missing
                     self._outcome.abort(RendezvousTimeout(f"{', '.join(missing)} cannot start. {self._why}", missing))
                     return
+            self._why = ""

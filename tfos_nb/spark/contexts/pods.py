@@ -29,7 +29,7 @@ _REFUSED = re.compile(r"KubernetesClientException: .*?Message: (.*?)(?:\. Receiv
 _EXIT_CODE = "exit code"  # in the reason of a pod whose container has failed
 _HOPELESS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff",
-     "InvalidImageName", "RunContainerError"}
+     "ImageInspectError", "InvalidImageName", "RunContainerError"}
 )  # fmt: skip
 """States of a waiting container that somebody has to mend."""
 
@@ -90,21 +90,23 @@ def _waiting(status: Mapping[str, Any]) -> str:
 
 
 def _ended(found: Mapping[str, Any]) -> str:
+    """Return why a pod has ended or is about to: Kubernetes' own reason, and only without one its container's code."""
     status = found.get("status", {})
-    for container in status.get("containerStatuses", ()):
-        ended = container.get("state", {}).get("terminated")
-        if ended and ended.get("exitCode"):
-            limit = _memory_limit(found) if ended.get("reason") == "OOMKilled" else ""
-            return f"{ended.get('reason') or 'Error'}, {_EXIT_CODE} {ended['exitCode']}" + limit
     disrupted = [one for one in status.get("conditions", ()) if one["type"] == "DisruptionTarget"]
     if status.get("reason") or disrupted:
         return _said(status if status.get("reason") else disrupted[0])
+    for container in (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())):
+        ended = container.get("state", {}).get("terminated")
+        if ended and ended.get("exitCode"):
+            limit = _memory_limit(found, container["name"]) if ended.get("reason") == "OOMKilled" else ""
+            return f"{ended.get('reason') or 'Error'}, {_EXIT_CODE} {ended['exitCode']}" + limit
     return "deleted" if found["metadata"].get("deletionTimestamp") else ""
 
 
-def _memory_limit(found: Mapping[str, Any]) -> str:
-    limits = [one.get("resources", {}).get("limits", {}).get("memory") for one in found["spec"]["containers"]]
-    return f": the pod's memory limit is {limits[0]}" if limits and limits[0] else ""
+def _memory_limit(found: Mapping[str, Any], container: str) -> str:
+    limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in found["spec"]["containers"]}
+    limit = limits.get(container, {}).get("memory")
+    return f": the pod's memory limit is {limit}" if limit else ""
 
 
 def _said(one: Mapping[str, Any]) -> str:
@@ -212,7 +214,8 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
     """Keep in a block, in Spark's JVM, what its allocator of pods logs.
 
     Yields a function of the newest refusal since it was called last. Spark asks again every second, so one that is
-    over, such as that of a quota, is not returned any more.
+    over, such as that of a quota, is not returned any more. Spark warns of it: where the session shows errors alone,
+    the warnings are made for this block, and shown to nobody else.
     """
     jvm = _jvm(sc)
     log4j, kept = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
@@ -221,6 +224,12 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
     appender.start()
     logger = log4j.LogManager.getLogger(_ALLOCATOR)
     logger.addAppender(appender)
+    settings = logger.getContext().getConfiguration().getLoggerConfig(_ALLOCATOR)  # also of the loggers below it
+    level, shown = settings.getLevel(), settings.isAdditive()
+    if not logger.isWarnEnabled():
+        settings.setLevel(log4j.Level.WARN)
+        settings.setAdditive(False)
+        logger.getContext().updateLoggers()
 
     def newest() -> str:
         said = str(kept.toString())
@@ -231,6 +240,9 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
         yield newest
     finally:
         logger.removeAppender(appender)
+        settings.setLevel(level)
+        settings.setAdditive(shown)
+        logger.getContext().updateLoggers()
         appender.stop()
 
 
