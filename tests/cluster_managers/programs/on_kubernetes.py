@@ -13,6 +13,8 @@ from typing import Any
 
 from tfos_nb import launch, spark_session
 from tfos_nb.errors import NodeFailed, TfosError
+from tfos_nb.magics.diagnosis.preflight import preflight
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 
 def count(args: Any, ctx: Any) -> list[Any]:
@@ -66,6 +68,8 @@ if __name__ == "__main__":
     try:
         spark = spark_session()
         began = time.monotonic()
+        if "gpus" in options:
+            found["plan"] = preflight(ClusterPlan(input_mode=InputMode.TENSORFLOW, **options))
         with launch(
             program, spark=spark, **{"workers": 2, "name": "pods", "input_mode": "tensorflow", **options}
         ) as it:

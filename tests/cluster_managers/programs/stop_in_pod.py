@@ -1,0 +1,36 @@
+"""Launch a cluster and stop it, when a test says so; the session stays. ``stop_in_pod.py ROOT``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from pyspark import cloudpickle
+
+from tests.cluster_managers.programs import on_kubernetes
+from tfos_nb import launch, spark_session
+from tfos_nb.spark.session import slots_total
+
+cloudpickle.register_pickle_by_value(on_kubernetes)  # the executors do not have the tests
+
+
+def wait_for(file: Path) -> None:
+    never = threading.Event()
+    while not file.exists():
+        never.wait(0.1)
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    spark = spark_session()
+    spark.range(0, 8, 1, slots_total(spark)).count()
+    print("session", flush=True)
+    wait_for(root / "launch")
+    cluster = launch(on_kubernetes.wait, spark=spark, workers=2, name="stopped", input_mode="tensorflow")
+    print("running", flush=True)
+    wait_for(root / "stop")
+    cluster.stop()
+    print("stopped", flush=True)
+    wait_for(root / "end")
+    spark.stop()
