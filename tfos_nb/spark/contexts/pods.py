@@ -225,8 +225,8 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
     logger = log4j.LogManager.getLogger(_ALLOCATOR)
     logger.addAppender(appender)
     settings = logger.getContext().getConfiguration().getLoggerConfig(_ALLOCATOR)  # also of the loggers below it
-    level, shown = settings.getLevel(), settings.isAdditive()
-    if not logger.isWarnEnabled():
+    level, shown, is_deaf = settings.getLevel(), settings.isAdditive(), not logger.isWarnEnabled()
+    if is_deaf:
         settings.setLevel(log4j.Level.WARN)
         settings.setAdditive(False)
         logger.getContext().updateLoggers()
@@ -240,9 +240,10 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
         yield newest
     finally:
         logger.removeAppender(appender)
-        settings.setLevel(level)
-        settings.setAdditive(shown)
-        logger.getContext().updateLoggers()
+        if is_deaf:
+            settings.setLevel(level)
+            settings.setAdditive(shown)
+            logger.getContext().updateLoggers()
         appender.stop()
 
 
