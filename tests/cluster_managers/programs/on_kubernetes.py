@@ -48,6 +48,12 @@ def wait(args: Any, ctx: Any) -> int:
     return int(ctx.task_index)
 
 
+def serve_and_wait(args: Any, ctx: Any) -> int:
+    """Do the same with TensorFlow's server listening."""
+    ctx.strategy("sync")
+    return wait(args, ctx)
+
+
 def take_memory(args: Any, ctx: Any) -> None:
     """Take memory without an end on the second node; the first one waits."""
     import os

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     spark.range(0, 8, 1, slots_total(spark)).count()
     print("session", flush=True)
     wait_for(root / "launch")
-    cluster = launch(on_kubernetes.wait, spark=spark, workers=2, name="stopped", input_mode="tensorflow")
+    cluster = launch(on_kubernetes.serve_and_wait, spark=spark, workers=2, name="stopped", input_mode="tensorflow")
     print("running", flush=True)
     wait_for(root / "stop")
     cluster.stop()
