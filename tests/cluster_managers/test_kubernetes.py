@@ -240,9 +240,7 @@ def test_an_interrupt_of_the_program_leaves_no_process_in_the_pods(place: Place)
 
 def supervisors(place: Place) -> int:
     """Count the nodes' supervisors on both nodes of Kubernetes."""
-    return sum(
-        "tfos_nb.runtime.node.supervisor" in line for node in place.kubernetes.nodes for line in node.processes()
-    )
+    return sum("tfos_nb.runtime.node.supervisor" in line for line in of_tfos_nb(place))
 
 
 def of_tfos_nb(place: Place) -> list[str]:

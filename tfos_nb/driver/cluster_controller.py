@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tfos_nb.driver.feed_controller import FeedController
@@ -140,10 +141,8 @@ class ClusterController:
         self._slot_wanted_until = -math.inf
         self._links: dict[int, Link] = {}  # by the streams' numbers
         self._count = 0
-        self._stacks_asked = 0
-        self._stacks_taken: dict[int, dict[str, StacksTaken]] = {}  # answers to the open questions
-        self._links_asked = 0
-        self._links_seen: dict[int, dict[str, LinksSeen]] = {}  # answers to the open questions
+        self._asked = 0
+        self._answers: dict[int, dict[str, Any]] = {}  # to the open questions
         self._planned_at = time.monotonic()
         self._journal = Journal(max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
         self._note_event(Planned(plan, restarts, durable))
@@ -167,8 +166,8 @@ class ClusterController:
             FeedFrom: lambda node, message: self.feeds.wants_from(message),
             PositionHeld: self._position_held,
             MainReturned: self._main_returned,
-            StacksTaken: self._take_stacks,
-            LinksSeen: self._take_links,
+            StacksTaken: self._take_answer,
+            LinksSeen: self._take_answer,
         }
 
     # --- the DoorHandler: called in the door's thread ---
@@ -266,13 +265,9 @@ class ClusterController:
         self._results[node] = message.result
         self._apply(MessageReceived(node, replace(message, result=b"")))
 
-    def _take_stacks(self, node: str, message: StacksTaken) -> None:
-        if message.number in self._stacks_taken:
-            self._stacks_taken[message.number][node] = message
-
-    def _take_links(self, node: str, message: LinksSeen) -> None:
-        if message.number in self._links_seen:
-            self._links_seen[message.number][node] = message
+    def _take_answer(self, node: str, message: StacksTaken | LinksSeen) -> None:
+        if message.number in self._answers:
+            self._answers[message.number][node] = message
 
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
@@ -421,14 +416,7 @@ class ClusterController:
             members = self.membership.members
             wanted = members.keys() if nodes is None else nodes
             asked = {name for name in wanted if members[name].up and members[name].stream in self._links}
-            number = self._stacks_asked = self._stacks_asked + 1
-            taken = self._stacks_taken[number] = {}
-            try:
-                self.send(AskStacks(number), asked)
-                self.changed.wait_for(lambda: taken.keys() >= asked, timeout)
-            finally:
-                del self._stacks_taken[number]
-            return taken
+            return self._ask(AskStacks, asked, timeout)
 
     def look_at_links(self) -> LinksFound:
         """Ask all nodes that train which others they reach.
@@ -452,12 +440,18 @@ class ClusterController:
             for one in self.membership.present.training
             if one.reservation is not None
         }
-        number = self._links_asked = self._links_asked + 1
-        seen = self._links_seen[number] = {}
-        self.send(AskLinks(number, places), asked)
-        self.changed.wait_for(lambda: seen.keys() >= asked, _PROBED_WITHIN)
-        del self._links_seen[number]
-        return dict(seen)
+        return self._ask(partial(AskLinks, places=places), asked, _PROBED_WITHIN)
+
+    def _ask(self, question: Callable[[int], Any], nodes: set[str], timeout: float) -> dict[str, Any]:
+        """Ask nodes; return the answers that have come in time. The lock is held, but for the wait."""
+        number = self._asked = self._asked + 1
+        answers = self._answers[number] = {}
+        try:
+            self.send(question(number), nodes)
+            self.changed.wait_for(lambda: answers.keys() >= nodes, timeout)
+        finally:
+            del self._answers[number]
+        return answers
 
     def report_cut(self, pairs: Collection[Pair]) -> None:
         """Fail by links that are cut, unless the nodes already fail or end."""

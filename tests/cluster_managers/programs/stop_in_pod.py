@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 from pyspark import cloudpickle
 
 from tests.cluster_managers.programs import on_kubernetes
+from tests.waiting import until
 from tfos_nb import launch, spark_session
 from tfos_nb.spark.session import slots_total
 
+_PATIENCE = 120.0
+
 cloudpickle.register_pickle_by_value(on_kubernetes)  # the executors do not have the tests
-
-
-def wait_for(file: Path) -> None:
-    never = threading.Event()
-    while not file.exists():
-        never.wait(0.1)
 
 
 if __name__ == "__main__":
@@ -26,11 +22,11 @@ if __name__ == "__main__":
     spark = spark_session()
     spark.range(0, 8, 1, slots_total(spark)).count()
     print("session", flush=True)
-    wait_for(root / "launch")
+    until((root / "launch").exists, _PATIENCE)
     cluster = launch(on_kubernetes.serve_and_wait, spark=spark, workers=2, name="stopped", input_mode="tensorflow")
     print("running", flush=True)
-    wait_for(root / "stop")
+    until((root / "stop").exists, _PATIENCE)
     cluster.stop()
     print("stopped", flush=True)
-    wait_for(root / "end")
+    until((root / "end").exists, _PATIENCE)
     spark.stop()
