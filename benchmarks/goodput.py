@@ -32,6 +32,7 @@ from tfos_nb.driver.membership.events import (
 )
 from tfos_nb.driver.membership.journal import ClusterEvent
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainStarted, NodeEnded, Reservation
+from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +117,8 @@ def run(settings: Settings) -> Result:
 _LASTING = {
     "spark.task.maxFailures": "1000",
     "spark.deploy.maxExecutorRetries": "-1",
-    # A new executor's JVM shares two cores with the training: it loads and compiles less, as docs/recovery.md says.
+    # A new executor shares two cores with the training: it loads, compiles and imports less, as docs/recovery.md says.
+    DAEMON_CONF: PYTHON_DAEMON,
     "spark.executor.extraJavaOptions": shlex.join((*BRIEF_JAVA, f"-XX:SharedArchiveFile={ARCHIVE}")),
 }
 _PARTS = {

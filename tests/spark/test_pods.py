@@ -164,3 +164,8 @@ def test_a_refusal_is_heard_at_any_level_of_the_sessions_log(spark: SparkSession
         assert newest() == "pods are forbidden: no quota"
         assert newest() == "", "it is over"
     assert not allocator.isWarnEnabled(), "the session shows errors alone, as before"
+    try:
+        sc.setLogLevel("WARN")
+        assert allocator.isWarnEnabled(), "the session's level holds for it, as before"
+    finally:
+        sc.setLogLevel("ERROR")

@@ -18,6 +18,7 @@ next start removes them; pytest keeps the folders of three runs.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -139,8 +140,9 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Ite
     The last node has ``gpus`` GPUs that do not exist, and the label of hosts that have some.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_control_groups()
     with ExitStack() as started:
+        started.enter_context(_alone())
+        _remove_control_groups()
         started.callback(_remove_control_groups)
         started.callback(_remove_data, folder)
         network = started.enter_context(hosts.network(nodes))
@@ -160,6 +162,20 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Ite
         if gpus:
             made.ctl("label", "node", made.nodes[-1].name, "nvidia.com/gpu.present=true")
         yield made
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a second Kubernetes on this machine: its pods would have the same addresses."""
+    with (binaries.FOLDER / "running.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"another Kubernetes of these tests runs on this machine, with the same addresses of pods ({PODS}): "
+                "wait for its end, or end it"
+            ) from None
+        yield
 
 
 def _remove_data(folder: Path) -> None:

@@ -123,11 +123,22 @@ def _imported(names: Sequence[str]) -> Path:
     return store
 
 
+# While an image replaces one of the same name, nothing holds the layers that both have: containerd must not collect
+# what is unused before all are unpacked ("parent snapshot … does not exist"). A lease's end makes it collect at once.
 _IMPORT = """\
 mount --make-rprivate / && mount -t tmpfs own /run && mkdir -p "$1"
-containerd --root "$1" >"$3" 2>&1 &
+cat >/run/containerd.toml <<END
+version = 2
+[plugins."io.containerd.gc.v1.scheduler"]
+  deletion_threshold = 0
+  mutation_threshold = 1000000000
+  startup_delay = "24h"
+END
+containerd --config /run/containerd.toml --root "$1" >"$3" 2>&1 &
 while ! ctr version >/dev/null 2>&1; do kill -0 $! && sleep 0.1; done
 ctr --namespace=k8s.io images import "$2" >/dev/null
+ctr --namespace=k8s.io leases create --id=collect >/dev/null
+ctr --namespace=k8s.io leases delete --sync collect >/dev/null
 kill $! && wait $! || true
 """
 

@@ -160,6 +160,40 @@ def test_pysparks_own_daemon_is_used_instead_and_the_reason_is_printed(
     assert "0123456789abcdef" not in told
 
 
+@pytest.mark.parametrize(
+    ("command", "environment", "are_there"),
+    [
+        (OF_SPARK, {}, True),
+        (OF_SPARK, {"PYSPARK_EXECUTOR_MEMORY_MB": "2048"}, False),
+        (("-m", "pyspark.daemon", "pyspark.worker"), {}, False),
+    ],
+    ids=["ours", "limited", "pysparks"],
+)
+def test_workers_share_the_modules_of_a_clusters_tasks(
+    start: Start, command: tuple[str, ...], environment: dict[str, str], are_there: bool
+) -> None:
+    """A limit of a worker's addresses would also count those of the libraries."""
+    worker = start(*command, **environment).worker()
+    libraries = {Path(one.path).name for one in worker.memory_maps()}
+    assert any(name.startswith("libarrow_flight.") for name in libraries) == are_there
+    assert any(name.startswith("libtensorflow") for name in libraries) is False
+
+
+WITHOUT_TASKS = """
+from tfos_nb.runtime.node import python_daemon
+
+python_daemon._TASKS = ("tfos_nb.no_such_module",)
+python_daemon.run()
+"""
+
+
+def test_without_a_tasks_modules_the_daemon_forks_workers_nevertheless(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert is_alive(start("-c", WITHOUT_TASKS, "pyspark.worker").worker())
+    assert "import the tasks' modules themselves: ModuleNotFoundError: No module named" in capfd.readouterr().err
+
+
 def test_a_daemon_that_never_had_a_worker_ends_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[int, int]] = []
     there = False
@@ -250,5 +284,6 @@ def test_only_workers_that_apply_models_have_tensorflow_preloaded(run_script: Ru
     assert shared, "both sessions have the same warm process"
     assert [found for found, *_ in changed] == [[True, [], "1", True, 2]] * 2, "they have read the changed file"
     assert len({pid for _, pid, _ in beside}) == 2
-    assert len({drawn for *_, drawn in beside}) == 2, "two workers draw the same numbers"
+    for each in (without, beside):
+        assert len({drawn for *_, drawn in each}) == 2, "two workers draw the same numbers"
     assert given == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

@@ -1,4 +1,4 @@
-"""Daemon that forks Spark's Python workers. Workers that apply a model start with TensorFlow imported.
+"""Daemon that forks Spark's Python workers, which start with what they need imported.
 
 ::
 
@@ -7,13 +7,16 @@
 
 Spark starts the module that ``spark.python.daemon.module`` names, once for each set of environment variables of Python
 functions. If :data:`VARIABLE` is one of them, the daemon is forked from the application's warm process
-(:mod:`tfos_nb.runtime.node.warm_process`), and this process only waits for its end. Without that variable, on a host
-with GPUs, and if the warm process cannot be reached, this process itself is PySpark's daemon.
+(:mod:`tfos_nb.runtime.node.warm_process`), which has imported TensorFlow, and this process only waits for its end.
+Without that variable, on a host with GPUs, and if the warm process cannot be reached, this process itself is PySpark's
+daemon. It imports what the tasks of a cluster import, without TensorFlow: a new worker of theirs would need 0.35 s for
+it, and after a loss several start beside the nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -31,6 +34,7 @@ __all__ = ["VARIABLE", "wanted"]
 logger = logging.getLogger(__name__)
 
 VARIABLE = "TFOS_NB_PYTHON_DAEMON"
+_TASKS = ("tfos_nb.runtime.feed.feed_task", "tfos_nb.runtime.node.spark_task")
 _MEMORY_LIMIT = "PYSPARK_EXECUTOR_MEMORY_MB"
 _LOOKS = 10  # at the daemon's workers, in the time after which it ends
 _FIRST_WITHIN = 30.0  # seconds to the first worker: Spark may have stopped while TensorFlow was imported
@@ -56,7 +60,23 @@ def run() -> None:
     wish = os.environ.pop(VARIABLE, "")
     if wish and (forked := _forked_if_possible(wish)):
         sys.exit(_wait(forked))
-    _pyspark_daemon().manager()
+    daemon = _pyspark_daemon()
+    if not os.environ.get(_MEMORY_LIMIT):  # it limits each worker's addresses, of which imported libraries use many
+        _import_tasks()
+    daemon.manager()
+
+
+def _import_tasks() -> None:
+    """Import the modules of a cluster's tasks. Without them Spark's workers of other functions work as well."""
+    try:
+        for task in _TASKS:
+            importlib.import_module(task)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the task that needs the module will raise it
+        why = f"{type(error).__name__}: {error}"
+        logger.warning("Spark's Python workers import the tasks' modules themselves: %s", why)
+    os.register_at_fork(after_in_child=partial(_begin_worker, os.getpid()))
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy the pages of all imported objects
 
 
 def _forked_if_possible(wish: str) -> ForkedProcess | None:
@@ -132,10 +152,9 @@ def main() -> None:
 def _begin_worker(daemon: int) -> None:
     """Undo in a worker what is the daemon's. The processes that a worker's program forks stay as it makes them."""
     if os.getppid() == daemon:
-        import numpy as np
-
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        np.random.seed()  # otherwise all workers would draw the same numbers
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed()  # otherwise all workers would draw the same numbers
 
 
 class _IdleWatch:

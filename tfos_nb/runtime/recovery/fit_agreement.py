@@ -7,6 +7,7 @@ it to those that do not have it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,8 @@ from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 __all__ = ["Agreed", "AnyWorker", "Totals", "agree"]
 
 _STEP_BITS, _GENERATION_BITS = 28, 12
-_WORD = 8  # bytes of the numbers as which other bytes are sent
+_WORD = 8  # bytes of the integers as which other bytes are sent
+_PIECE = (64 << 20) // _WORD  # of a sum, in words: each needs memory of its own on every device
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,59 @@ def agree(strategy: Any, own: State | None) -> Agreed | None:
     """Return the latest state of all workers; None if no worker has one. All workers must call it."""
     if strategy.num_replicas_in_sync == 1:
         return None if own is None else Agreed(own.moment, own.passes, _rest(own.rest), arrays_of(own))
-    packed = own.rest if own is not None else b""
-    mine = [0, 0, 0] if own is None else [_number(own.moment), own.passes, len(packed)]
-    all_of_them = _by_replica(strategy, mine)
+    parts = [] if own is None else [own.rest, *own.data]
+    mine = [0, 0, 0, 0] if own is None else [_number(own.moment), own.passes, len(own.rest), _words(parts)]
+    workers = _Workers(strategy)
+    all_of_them = workers.numbers(mine)
     source = int(np.argmax(all_of_them[:, 0]))
-    number, passes, size = (int(one) for one in all_of_them[source])
+    number, passes, size, words = (int(one) for one in all_of_them[source])
     if not number:
         return None
     has_it = own is not None and mine[0] == number
-    arrays = arrays_of(own) if own is not None and has_it else None
+    sent = None
     if (all_of_them[:, 0] != number).any():
-        words = -(-size // _WORD)
-        padded = np.frombuffer(packed.ljust(words * _WORD, b"\0")[: words * _WORD], np.int64)
-        packed = _sent(strategy, source, [padded])[0].tobytes()[:size]
-        zeros = [np.zeros(shape, dtype_of(name)) for name, shape in _rest(packed).index]
-        sent = _sent(strategy, source, arrays if arrays is not None else zeros)
-        arrays = arrays if arrays is not None else sent
-    assert arrays is not None, "this worker has the state, or was sent it"
-    rest = own.rest if own is not None and has_it else packed  # callbacks and generators of its own
-    return Agreed(_moment(number), passes, _rest(rest), arrays)
+        sent = workers.sent(source, parts, words, wanted=not has_it)
+    if own is not None and has_it:  # callbacks and generators of its own
+        return Agreed(_moment(number), passes, _rest(own.rest), arrays_of(own))
+    rest = _rest(parts_in(sent, [size])[0].tobytes())
+    kinds = [(dtype_of(name), shape) for name, shape in rest.index]
+    sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
+    arrays = [
+        part.view(kind).reshape(shape)
+        for part, (kind, shape) in zip(parts_in(sent, [size, *sizes])[1:], kinds, strict=True)
+    ]
+    return Agreed(_moment(number), passes, rest, arrays)
+
+
+def joined(parts: Sequence[Any], words: int) -> Any:
+    """Return the bytes of buffers as ``words`` integers, each buffer from a new integer on.
+
+    Examples
+    --------
+    >>> [part.tobytes() for part in parts_in(joined([b"ab", b"", b"123456789"], 4), [2, 0, 9])]
+    [b'ab', b'', b'123456789']
+    """
+    numbers = np.zeros(words, np.int64)
+    free = numbers.view(np.uint8)
+    for part in parts:
+        found = np.frombuffer(part, np.uint8)
+        free[: found.size] = found
+        free = free[_words([part]) * _WORD :]
+    return numbers
+
+
+def parts_in(numbers: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the first buffers of these sizes, in bytes, that :func:`joined` has joined."""
+    rest, parts = numbers.view(np.uint8), []
+    for size in sizes:
+        parts.append(rest[:size])
+        rest = rest[-(-size // _WORD) * _WORD :]
+    return parts
+
+
+def _words(parts: Sequence[Any]) -> int:
+    """Return how many integers the bytes of buffers need."""
+    return sum(-(-memoryview(part).nbytes // _WORD) for part in parts)
 
 
 def _rest(packed: bytes) -> StateMetadata:
@@ -98,39 +134,55 @@ def _moment(number: int) -> StateVersion:
     return StateVersion(epoch, generation, step)
 
 
-def _by_replica(strategy: Any, numbers: Sequence[int]) -> Any:
-    """Return the numbers of all replicas, a row for each."""
-    import tensorflow as tf
+class _Workers:
+    """The workers of a strategy, which send integers to each other. All of them must make the same calls.
 
-    mine = tf.constant([numbers], tf.int64)
+    What is sent is a sum, to which the others add zeros: sums are what every strategy has. All bytes go as integers of
+    one type, for a function of TensorFlow with a sum for each array of a state takes longer to trace than to run.
+    """
 
-    def on_replica() -> Any:
+    def __init__(self, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self._strategy = strategy
+        self._replicas = len(strategy.extended.worker_devices)  # of this worker
+        self._count = strategy.num_replicas_in_sync // self._replicas
+        self._index = int(getattr(strategy.extended, "_id_in_cluster", 0))
+        self._on_all = tf.function(self._run, autograph=False)
+
+    def numbers(self, mine: Sequence[int]) -> Any:
+        """Return the numbers of all workers, a row for each."""
+        table = np.zeros((self._count, len(mine)), np.int64)
+        table[self._index] = mine
+        return self._sum(table.reshape(-1)).reshape(table.shape)
+
+    def sent(self, source: int, parts: Sequence[Any], words: int, wanted: bool) -> Any:
+        """Return the joined buffers of a worker, of so many words and more; None unless they are ``wanted``."""
+        pieces = max(1, -(-words // _PIECE))
+        size = -(-words // pieces)  # of all pieces, since each size is traced
+        given = joined(parts, size * pieces) if self._index == source else None
+        kept, nothing = np.empty(size * pieces if wanted else 0, np.int64), np.zeros(size, np.int64)
+        for start in range(0, size * pieces, size):
+            piece = self._sum(nothing if given is None else given[start : start + size])
+            if wanted:
+                kept[start : start + size] = piece
+        return kept if wanted else None
+
+    def _sum(self, words: Any) -> Any:
+        """Return the sum of the vectors of all workers."""
+        import tensorflow as tf
+
+        return self._on_all(tf.constant(words, tf.int64)).numpy()
+
+    def _run(self, words: Any) -> Any:
+        return parts_of(self._strategy, self._strategy.run(self._on_replica, args=(words,)))[0]
+
+    def _on_replica(self, words: Any) -> Any:
+        import tensorflow as tf
+
         context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-        place = tf.one_hot(replica, context.num_replicas_in_sync, dtype=tf.int64)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * mine)
-
-    return own_value(strategy, strategy.run(tf.function(on_replica, autograph=False)))
-
-
-def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
-    """Return the arrays of a replica; all replicas give arrays of the same types and shapes."""
-    import tensorflow as tf
-
-    mine = [tf.convert_to_tensor(array) for array in arrays]  # captured, and no constants of the graph
-
-    def on_replica() -> list[Any]:
-        context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-        total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-        sent = []
-        for array in mine:
-            wide = array if array.dtype.is_floating else tf.cast(array, tf.int64)
-            sent.append(tf.cast(total(tf.where(source == replica, wide, tf.zeros_like(wide))), array.dtype))
-        return sent
-
-    found = strategy.run(tf.function(on_replica, autograph=False))
-    return [own_value(strategy, one) for one in found]
+        is_first = tf.cast(context.replica_id_in_sync_group, tf.int32) % self._replicas == 0  # of its worker
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, words * tf.cast(is_first, tf.int64))
 
 
 class AnyWorker:

@@ -297,8 +297,10 @@ class _KeptFit:
             keeping.stored.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
         keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused)
-        if agreed.rest.refused:
-            keeping.queue.ask()  # no epoch will ask, and the driver waits for it
+        if agreed.rest.refused or (self._amid is not None and not self._ended):
+            # If rows were refused, no epoch will ask, and the driver waits for it. Otherwise the first epoch would ask,
+            # and wait for rows that may as well come while its step is traced.
+            keeping.queue.ask()
         # As Keras 3's BackupAndRestore does. A fit that has ended has no more epochs.
         contents.model._initial_epoch = self._first = epochs if self._ended else agreed.moment.epoch
         for callback, attributes in contents.kept_of(agreed.rest):

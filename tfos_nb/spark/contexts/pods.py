@@ -223,8 +223,10 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
     appender = log4j.core.appender.WriterAppender.createAppender(layout, None, kept, f"tfos_nb-{id(kept)}", False, True)
     appender.start()
     logger = log4j.LogManager.getLogger(_ALLOCATOR)
+    configuration = logger.getContext().getConfiguration()
+    is_new = not configuration.getLoggers().containsKey(_ALLOCATOR)
     logger.addAppender(appender)
-    settings = logger.getContext().getConfiguration().getLoggerConfig(_ALLOCATOR)  # also of the loggers below it
+    settings = configuration.getLoggerConfig(_ALLOCATOR)  # also of the loggers below it
     level, shown, is_deaf = settings.getLevel(), settings.isAdditive(), not logger.isWarnEnabled()
     if is_deaf:
         settings.setLevel(log4j.Level.WARN)
@@ -243,7 +245,9 @@ def refusals(sc: SparkContext) -> Iterator[Callable[[], str]]:
         if is_deaf:
             settings.setLevel(level)
             settings.setAdditive(shown)
-            logger.getContext().updateLoggers()
+        if is_new and settings.getAppenders().isEmpty():  # otherwise another block still listens
+            configuration.removeLogger(_ALLOCATOR)  # it has a level of its own: sc.setLogLevel would not change it
+        logger.getContext().updateLoggers()
         appender.stop()
 
 
