@@ -269,9 +269,8 @@ def test_a_training_that_lost_a_node_reaches_the_loss_of_an_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backup", [False, pytest.param(True, marks=pytest.mark.faults)])
-def test_the_others_continue_without_a_lost_host_and_it_joins_them_again(
-    spark: SparkSession, tmp_path: Path, backup: bool
-) -> None:
+def test_the_worker_of_a_lost_host_starts_at_once_on_another(spark: SparkSession, tmp_path: Path, backup: bool) -> None:
+    """Though the others may continue without it, they wait for it, since Spark has a slot: nobody starts twice."""
     data = rows(spark).selectExpr("id", "double(0) as y")
     options: dict[str, Any] = {"restarts": 1, "min_workers": 1, "model_dir": str(tmp_path)}
     args = {"epochs": 12, "backup": backup}
@@ -281,18 +280,15 @@ def test_the_others_continue_without_a_lost_host_and_it_joins_them_again(
     total, generation, epochs = cluster.result()
     assert killer.killed
     assert total == sum_of_ids(12)
-    assert generation == 3, "one without it, and one with it again"
+    assert generation == 2
     assert cluster.results().keys() == {"worker:0", "worker:1"}
-    assert epochs[-1] == 11, "of those that it was there for again"
-    assert any("the others continue without worker:0" in cause for cause in killer.causes)
-    assert any("worker:0 joined" in cause for cause in killer.causes)
+    assert epochs[-1] == 11
+    assert not any("continue without" in cause or "joined" in cause for cause in killer.causes), killer.causes
     if backup:
-        assert epochs[0] >= 2
-        assert "generation 2, epoch" in cluster.logs("worker:1")
         assert "generation 2, epoch 0" not in cluster.logs("worker:1"), "the first one was saved"
     else:
-        assert re.search(r"fit continues after epoch \d+, step \d+, from memory", cluster.logs("worker:1"))
-        assert re.search(r"fit continues after epoch \d+(, step \d+)?, from memory", cluster.logs("worker:0"))
+        for node in ("worker:0", "worker:1"):
+            assert re.search(r"fit continues after epoch \d+(, step \d+)?$", cluster.logs(node), re.MULTILINE)
 
 
 def raising_later(args: Any, ctx: Any) -> None:
