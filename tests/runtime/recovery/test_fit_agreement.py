@@ -1,0 +1,82 @@
+"""What workers send each other of a state, as sums of integers."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tfos_nb.runtime.recovery import fit_agreement
+from tfos_nb.runtime.recovery.fit_agreement import _Workers, joined, parts_in
+
+ARRAYS = [
+    np.array([1.5, float("nan"), -0.0, float("inf")], np.float32),
+    np.array(7, np.int64),
+    np.zeros((0, 3), np.float64),
+    np.array([[True], [False], [True]]),
+    np.array([0.1, 3.0, -2.0], ml_dtypes.bfloat16),
+    np.arange(300, dtype=np.uint8).reshape(3, 100),
+    np.array([2**63 + 5], np.uint64),
+]
+
+
+def test_the_bytes_of_arrays_of_any_type_come_as_they_were() -> None:
+    sent = joined([array.tobytes() for array in ARRAYS], 100)
+    for array, part in zip(ARRAYS, parts_in(sent, [array.nbytes for array in ARRAYS]), strict=True):
+        came = part.view(array.dtype).reshape(array.shape)
+        assert came.tobytes() == array.tobytes()
+        assert (came.dtype, came.shape) == (array.dtype, array.shape)
+
+
+class Meeting:
+    """Adds up what several threads bring, and counts the sums."""
+
+    def __init__(self, workers: int) -> None:
+        self.brought: dict[int, Any] = {}
+        self.sums: list[int] = []
+        self._all = threading.Barrier(workers)
+
+    def total(self, index: int, words: Any) -> Any:
+        self.brought[index] = words.copy()
+        self._all.wait(30)
+        total = sum(self.brought.values())
+        self._all.wait(30)
+        if index == 0:
+            self.sums.append(len(words))
+        return total
+
+
+class Worker(_Workers):
+    """A worker whose sums need no strategy."""
+
+    def __init__(self, index: int, count: int, meeting: Meeting) -> None:
+        self._index, self._count, self._meeting = index, count, meeting
+
+    def _sum(self, words: Any) -> Any:
+        return self._meeting.total(self._index, words)
+
+
+@pytest.mark.parametrize("most", [5, 8, 1000])
+def test_one_worker_sends_its_state_in_pieces_and_those_that_want_it_get_it(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(fit_agreement, "_PIECE", most)
+    state = [b"callbacks and more", np.arange(9.0).tobytes(), b"", b"x"]
+    words, meeting = 3 + 9 + 0 + 1, Meeting(3)
+
+    def take_part(index: int) -> tuple[Any, Any]:
+        worker = Worker(index, 3, meeting)
+        numbers = worker.numbers([index, -index])
+        return numbers, worker.sent(1, state if index == 1 else [b"an older one"], words, wanted=index == 2)
+
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(take_part, range(3)))
+    assert all(numbers.tolist() == [[0, 0], [1, -1], [2, -2]] for numbers, _ in told)
+    assert [sent is None for _, sent in told] == [True, True, False]
+    assert [part.tobytes() for part in parts_in(told[2][1], [len(part) for part in state])] == state
+    assert max(meeting.sums[1:]) <= most
+    assert len(set(meeting.sums[1:])) == 1, "each size is traced"
