@@ -215,6 +215,22 @@ def test_shuffling_keeps_every_row_and_changes_the_order(share: Share) -> None:
     assert one != two
 
 
+def test_epochs_after_a_loss_have_the_orders_that_they_would_have_had(share: Share, tmp_path: Path) -> None:
+    """Otherwise the orders of the first epochs would come again."""
+    blocks = [rows_of(0, 40), rows_of(40, 60)]
+    share.feed(blocks, epochs=4)
+    dataset = share.dataset(16, shuffle=50, seed=1)
+    orders = [ids_of(dataset) for _ in range(4)]
+    (tmp_path / "again").mkdir()
+    again = Share(tmp_path / "again")
+    again.passes.begin_generation()
+    again.passes.resume(2)
+    again.feed(blocks, epochs=2)
+    dataset = again.dataset(16, shuffle=50, seed=1)
+    assert [ids_of(dataset), ids_of(dataset)] == orders[2:]
+    again.passes.stop()
+
+
 def test_rows_stay_whole_when_they_are_shuffled(share: Share) -> None:
     share.feed([rows_of(0, 50)])
     for batch in share.dataset(8, shuffle=50, seed=1).as_numpy_iterator():

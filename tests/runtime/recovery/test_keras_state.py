@@ -276,6 +276,46 @@ def test_a_csv_log_keeps_the_lines_of_earlier_trainings(
     assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["epoch", *"012345", *"01234"]
 
 
+def test_a_csv_log_keeps_its_columns(generation: Callable[[int], RowQueue], flavour: Any, tmp_path: Any) -> None:
+    """The first epoch has had other metrics than the one after the loss: a rate, and none of the validation."""
+
+    def rate() -> Any:
+        return flavour.callbacks.ReduceLROnPlateau(monitor="loss")
+
+    options = {"validation_data": (X, Y), "validation_freq": 2}
+    tables = [tmp_path / f"{name}.csv" for name in ("whole", "broken")]
+    loggers = [flavour.callbacks.CSVLogger(str(table)) for table in tables]
+    fit(build(flavour), 4, callbacks=[rate(), loggers[0]], **options)
+    generation(1)
+    with pytest.raises(Lost):
+        fit(build(flavour), 4, callbacks=[rate(), loggers[1], lose_in(flavour, 3)], **options)
+    loggers[1].csv_file.close()
+    generation(2)
+    fit(build(flavour), 4, callbacks=[rate(), flavour.callbacks.CSVLogger(str(tables[1]))], **options)
+    whole, broken = ([line.split(",") for line in table.read_text().splitlines()] for table in tables)
+    assert broken[0] == whole[0]
+    for line, wanted in zip(broken[1:], whole[1:], strict=True):
+        assert [cell == "NA" for cell in line] == [cell == "NA" for cell in wanted]
+
+
+def test_what_goes_on_in_a_process_is_not_kept_of_tensorboard(flavour: Any, tmp_path: Any) -> None:
+    """A trace that was begun in the lost process cannot be ended in another."""
+    from tfos_nb.runtime.recovery import fit_contents
+
+    board = flavour.callbacks.TensorBoard(str(tmp_path), profile_batch=(2, 100))
+    before = fit_contents._attributes(board)
+    model = build(flavour)
+    board.set_model(model)
+    board.on_train_begin()
+    for batch in range(3):
+        board.on_train_batch_begin(batch)
+    assert board._is_tracing
+    kept = fit_contents._changed(fit_contents._attributes(board), before)
+    assert not {"_is_tracing", "_profiler_started"} & kept.keys()
+    assert any("train" in name for name in kept), "its steps"
+    board.on_train_end()
+
+
 def test_a_fit_that_a_callback_ended_is_not_trained_further(
     generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:

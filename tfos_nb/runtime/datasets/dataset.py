@@ -241,7 +241,8 @@ class CutBlocks:
             return
         # NumPy's global generator, so that keras.utils.set_random_seed makes the order reproducible.
         seed = self.seed if self.seed is not None else np.random.randint(1 << 31)
-        chance = np.random.default_rng((seed, self.cut.passes))
+        # After a loss the passes are counted on, so that each of them has another order.
+        chance = np.random.default_rng((seed, rows.number or self.cut.passes))
         record = rows.record
         record.shuffle()
         window: list[pa.RecordBatch] = []

@@ -49,6 +49,8 @@ class Pass(Iterator[pa.RecordBatch]):
         Returns the workers' :class:`Shares`, or None while they are not known; called again at the end of the rows.
     record : PassRecord, optional
         Where the order of the rows, and their batches, are recorded.
+    number : int, optional
+        Number of the pass over all generations, from 1. 0 if it is not known.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Pass(Iterator[pa.RecordBatch]):
         batches: Iterator[pa.RecordBatch],
         shares: Callable[[], Shares | None],
         record: PassRecord | None = None,
+        number: int = 0,
     ) -> None:
+        self.number = number
         self._batches = batches
         self.shares = shares
         self.record = record or PassRecord()

@@ -176,7 +176,8 @@ class RowQueue:
                 return None
             rows = self._rows[turn.feed]
             self._record = PassRecord()
-        return Pass(self._run(turn, rows), rows.shares, self._record)
+            number = self._schedule.passes_before_current + 1
+        return Pass(self._run(turn, rows), rows.shares, self._record, number)
 
     def _wake(self) -> None:
         with self._changed:

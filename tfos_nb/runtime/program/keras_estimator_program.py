@@ -17,7 +17,6 @@ from tfos_nb.runtime.models.keras_inputs import KerasInputs, input_tensors
 from tfos_nb.runtime.models.keras_model import by_registered_names, structure_of
 from tfos_nb.runtime.models.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
 from tfos_nb.runtime.program.estimator_programs import seed_everything
-from tfos_nb.runtime.storage.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]
 
@@ -114,10 +113,6 @@ class KerasProgram:
         held_out = None
         if self.columns.validation:
             held_out = batches.of(ctx.validation(self.batch_size, **self._wanted()))
-        if ctx.restarts and model.built and tensorflow_opens(ctx.checkpoint_dir):
-            import keras
-
-            callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
         try:
             trained.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
         except Exception as error:

@@ -39,6 +39,7 @@ __all__ = [
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _OF_KERAS = frozenset(("model", "_model", "params"))
+_OF_THE_PROCESS = frozenset(("_is_tracing", "_profiler_started"))  # of TensorBoard: what goes on in TensorFlow
 _MINUS = "min_delta"  # Keras 3 changes its sign when it sets ``monitor_op``, which is a function
 _ARRAY = "tfos_nb array"  # marks an array of a type that only its name describes, such as bfloat16
 LINES = "_tfos_lines"
@@ -266,8 +267,10 @@ def _name(callback: Any) -> str:
 def _attributes(callback: Any) -> dict[str, bytes]:
     """Return the attributes of a callback that are plain data, encoded."""
     if is_csv_logger(callback):  # its other attributes say what it does with the file that it has opened
-        return {LINES: encode(getattr(callback, LINES, 0))}
-    plain = {name: value for name, value in vars(callback).items() if name not in _OF_KERAS and _is_plain(value)}
+        # Without the columns it would take those of the next epoch, which may have no val_ metrics.
+        return {LINES: encode(getattr(callback, LINES, 0)), "keys": encode(callback.keys)}
+    left_out = _OF_KERAS | _OF_THE_PROCESS if is_named(callback, "TensorBoard") else _OF_KERAS
+    plain = {name: value for name, value in vars(callback).items() if name not in left_out and _is_plain(value)}
     found = {}
     for name, value in plain.items():
         with contextlib.suppress(NotData, OverflowError):  # an integer of more than 64 bits
