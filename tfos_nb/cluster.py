@@ -41,7 +41,7 @@ from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
 from tfos_nb.redaction import without_password, without_secrets
 from tfos_nb.rich import Rich
-from tfos_nb.runtime.code.payload import pack
+from tfos_nb.runtime.code.payload import DETACHED, FED, pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
@@ -249,7 +249,7 @@ def launch(
         warm_idle=warm_idle,
         record=record,
     ).for_plan(plan, () if model_dir else _model_dirs_of_detached())
-    payload = pack(main, args, sources)
+    payload = pack(main, args, sources, DETACHED if detach else FED)
     recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
     if detach:
         attached = importlib.import_module(_DETACHED).start_detached(  # it is above this module, as it launches, too
