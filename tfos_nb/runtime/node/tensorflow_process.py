@@ -48,7 +48,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateWanted,
     Stop,
 )
-from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.plan import InputMode, Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import messages
@@ -240,6 +240,7 @@ class TensorFlowProcess:
             int(str(given.get("restarts", 0))),
             self._signals.held,
             str(given.get("run", "")),
+            InputMode(str(given.get("input_mode", InputMode.SPARK.value))),
         )
         coordinator = CoordinatorCalls(
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.redaction import without_password
+from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.formats import reading
+from tfos_nb.runtime.feed.messages import check_fed
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.inference.data_feed import DataFeed, Request, RowLists
 from tfos_nb.runtime.inference.serving import RequestExchange
@@ -57,6 +59,8 @@ class ContextSettings:
         Its place among the present nodes.
     fed : bool
         Whether Spark feeds it rows.
+    input_mode : InputMode
+        Whether the cluster is fed, or reads files.
     held_states : tuple of str
         The states from the middle of a pass that all nodes have saved.
     run : str
@@ -73,6 +77,7 @@ class ContextSettings:
     restarts: int = 0
     held_states: tuple[str, ...] = ()
     run: str = ""
+    input_mode: InputMode = InputMode.SPARK
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,7 @@ class NodeContext:
         self.gpus = tuple(task.gpus)
         self.generation = settings.generation
         self.restarts = settings.restarts
+        self._settings = settings
         self._run = settings.run or "run"
         self._reporter = reporter
         self._stopping = stopping
@@ -161,7 +167,7 @@ class NodeContext:
         self._saving = calls.saving
         self._uploads = Uploads(self._saving)
         self._sources = RowSources(task, queues, calls.failed)
-        self._row_lists = RowLists(settings.name, settings.fed, queues, requests)
+        self._row_lists = RowLists(queues, requests)
         self._tensorflow = TensorFlowCluster(task, self._rows, stopping, calls.coordinator)
         self._checkpoints = Checkpoints(
             self._checkpoint_dir,
@@ -260,12 +266,13 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If a column does not exist, or cannot become a tensor.
+            If this node gets no rows from Spark, or a column does not exist or cannot become a tensor.
 
         Examples
         --------
         >>> model.fit(ctx.dataset(128, x="pixels", y="label"), epochs=3)  # doctest: +SKIP
         """
+        self._check_fed("ctx.dataset")
         options = DatasetOptions(
             batch_size,
             x,
@@ -301,12 +308,13 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If no validation rows were given.
+            If no validation rows were given, or this node gets no rows from Spark.
 
         Examples
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
+        self._check_fed("ctx.validation")
         return self._sources.validation(DatasetOptions(batch_size, **options), queue)
 
     def read(
@@ -430,7 +438,8 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If the rows do not come from a stream, or batches are missing between ``after`` and the first.
+            If the rows do not come from a stream, batches are missing between ``after`` and the first, or this node
+            gets no rows from Spark.
 
         Examples
         --------
@@ -441,6 +450,7 @@ class NodeContext:
         ...         break  # the batch was cut: Spark gives it again
         ...     save(model, batch)
         """
+        self._check_fed("ctx.batches")
         return self._sources.batches(after, queue)
 
     @property
@@ -492,6 +502,7 @@ class NodeContext:
         ...     rows = feed.next_batch(256)
         ...     feed.batch_results([model(row) for row in rows])
         """
+        self._check_fed("ctx.get_data_feed")
         return self._row_lists.data_feed(
             train_mode, qname_in, qname_out, input_mapping, across=across_partitions, arrays=arrays
         )
@@ -532,7 +543,11 @@ class NodeContext:
         >>> for batch in ctx.requests(512):  # doctest: +SKIP
         ...     batch.reply({"prediction": model(batch["pixels"])})
         """
+        self._check_fed("ctx.requests")
         return self._row_lists.requests(batch_size, qname, across_partitions, columns, fill)
+
+    def _check_fed(self, call: str) -> None:
+        check_fed(call, self._settings.name, self._settings.fed, self._settings.input_mode)
 
     # --- TensorFlow's own cluster ---
 
@@ -621,6 +636,9 @@ class NodeContext:
         >>> for epoch in range(3):  # doctest: +SKIP
         ...     losses = [float(loss) for loss in rows.steps(train_step)]
         """
+        if not callable(batch_size):  # the coordinator itself is not fed, but its workers must be
+            mode = self._settings.input_mode
+            check_fed("ctx.coordinator_dataset", self._settings.name, mode is InputMode.SPARK, mode)
         return self._tensorflow.coordinator_dataset(batch_size, repeat, options)
 
     def serve(self, protocol: str = "") -> None:
