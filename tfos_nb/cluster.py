@@ -43,7 +43,7 @@ from tfos_nb.redaction import without_password, without_secrets
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import DETACHED, FED, pack
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.lifecycle import Stop
+from tfos_nb.runtime.control.lifecycle import ModelSaved, Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.feed.messages import check_queue
@@ -727,6 +727,15 @@ class Cluster(Rich):
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait for the end, while the cluster may still be fed; return False after ``timeout`` seconds."""
         return self._outcome.over.wait(timeout)
+
+    def await_model(self, known: ModelSaved | None) -> ModelSaved | None:
+        """Wait until ``ctx.save`` has written another model than ``known``; return it, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._controller.saved_model not in (None, known) or self._outcome.over.is_set()
+            )
+            saved = self._controller.saved_model
+        return saved if saved != known else None
 
     def result(self) -> Any:
         """Return the value that the chief's ``main`` returned, once it is done."""

@@ -65,6 +65,7 @@ class DetachedProcess:
         self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
         self._ended = threading.Event()
+        self._models = threading.Thread(target=self._publish_models, name="tfos_nb models", daemon=True)
         self._place = DetachedPlace(
             id=launch.id,
             name=launch.plan.name,
@@ -81,6 +82,7 @@ class DetachedProcess:
         server = CallServer(self._place.socket, self._methods(), self._stops)
         server.start()
         places.publish(self._place)
+        self._models.start()
         self._serve_pages()
 
     def run(self) -> None:
@@ -92,6 +94,7 @@ class DetachedProcess:
             if not self._cluster.snapshot().status.ended:  # else it is the cluster's own error
                 self._cluster.end_with(error if isinstance(error, TfosError) else FeedFailed(_text_of(error)))
             self._cluster.await_end()
+        self._models.join()  # the cluster has ended, so it publishes nothing more
         if not self._dismissed.is_set():
             places.publish(replace(self._place, status=self._cluster.snapshot().status.value))
         self._ended.set()
@@ -124,6 +127,14 @@ class DetachedProcess:
             with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
                 self._cluster.wait()
         self._cluster.await_end()
+
+    def _publish_models(self) -> None:
+        """Note each model that ``ctx.save`` has written, for a kernel that attaches when this process has gone."""
+        known = None
+        while (known := self._cluster.await_model(known)) is not None:
+            self._place = replace(self._place, model=known.path, model_size=known.size, model_changed=known.changed)
+            if not self._dismissed.is_set():
+                places.publish(self._place)
 
     def _rows(self, reader: bytes) -> Any:
         read, _ = unpack(reader)

@@ -32,6 +32,7 @@ from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls, TensorFlowCluster
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints, Resumed
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
+from tfos_nb.runtime.storage.checkpoint_directory import directory_of_run
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.runtime.storage.remote import Draft, writing
@@ -90,6 +91,8 @@ class ContextCalls:
         Called with an error of the rows, which TensorFlow would raise as another type.
     saving : SavingFlag
         Set while something is saved.
+    saved : callable
+        Called with the path or URL of a model that :meth:`NodeContext.save` has written.
     checkpoint : CheckpointCalls
         Callbacks about states.
     coordinator : CoordinatorCalls
@@ -98,6 +101,7 @@ class ContextCalls:
 
     failed: Callable[[FeedFailed], object]
     saving: SavingFlag
+    saved: Callable[[str], object]
     checkpoint: CheckpointCalls
     coordinator: CoordinatorCalls
 
@@ -165,6 +169,7 @@ class NodeContext:
         self._stopping = stopping
         self._rows = queues.default
         self._saving = calls.saving
+        self._saved = calls.saved
         self._uploads = Uploads(self._saving)
         self._sources = RowSources(task, queues, calls.failed)
         self._row_lists = RowLists(queues, requests)
@@ -732,7 +737,7 @@ class NodeContext:
         return self._checkpoint_dir()
 
     def _checkpoint_dir(self) -> str:
-        return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
+        return directory_of_run(self.model_dir, self._run)
 
     def checkpoint(
         self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
@@ -867,6 +872,7 @@ class NodeContext:
         if self.is_chief:
             with self._saving:
                 self._write_model(model, target)
+            self._saved(target)
         return target
 
     @staticmethod
