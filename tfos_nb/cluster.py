@@ -717,7 +717,7 @@ class Cluster(Rich):
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s: {_ON_TIMEOUT}")
         try:
-            self._training_calls.close("wait() has told the nodes that no more rows come")
+            self._training_calls.close("wait() or the end of its with block has told the nodes that no more rows come")
         finally:
             lock.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

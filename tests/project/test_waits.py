@@ -37,6 +37,7 @@ KNOWN = {
     "detached.process: DetachedProcess._result": _OVER,
     "detached.process: DetachedProcess._train": _OVER,
     "detached.process: DetachedProcess._wait": _OVER,
+    "detached.process: DetachedProcess._wait_for_end": _OVER,
     "detached.process: DetachedProcess.run": _OVER,
     "driver.cluster_lifecycle: ClusterLifecycle._stop_politely": "a save, which the user may end",
     "driver.cluster_lifecycle: ClusterLifecycle._until_failure": _USERS,

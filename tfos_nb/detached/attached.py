@@ -144,10 +144,16 @@ class AttachedCluster(Rich):
     It has the calls of :class:`tfos_nb.Cluster` that need no data of the kernel's. The cluster continues when this
     object, or the kernel, is gone. An interrupt ends the waiting and nothing else.
 
+    It is a context manager. Leaving the block, also by an error, neither stops the cluster nor waits for it. If this
+    object has launched the cluster or fed it, the nodes are told that no more rows come once those of a running
+    :meth:`train` are delivered. So a ``main`` that was given no rows ends with an error, and holds no slots.
+
     Parameters
     ----------
     place : DetachedPlace
         Where its process answers.
+    feeds : bool, optional
+        Whether its ``with`` block is where the cluster is fed.
 
     Attributes
     ----------
@@ -158,13 +164,22 @@ class AttachedCluster(Rich):
     _rich = "cluster"
     reads_its_rows = True  # train() takes functions
 
-    def __init__(self, place: DetachedPlace) -> None:
+    def __init__(self, place: DetachedPlace, feeds: bool = False) -> None:
         self.id = place.id
+        self._feeds = feeds
         self._history = History("")
         self._place = place
         self._client = uuid.uuid4().hex
         self._plan = ClusterPlan(**self._call("plan"))
         self._last: ClusterState = self._call("snapshot")
+
+    def __enter__(self) -> AttachedCluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._feeds:
+            with contextlib.suppress(ClusterClosed):  # its process has gone
+                self._call("end_feed")
 
     # --- what it does ---
 
@@ -207,6 +222,7 @@ class AttachedCluster(Rich):
         reads = {"data": packed_reader("data", data)}
         if validation is not None:
             reads["validation"] = packed_reader("validation", validation)
+        self._feeds = True
         with interruptible():
             self._call("train", **reads, **given)
 

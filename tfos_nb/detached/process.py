@@ -65,6 +65,7 @@ class DetachedProcess:
         self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
         self._ended = threading.Event()
+        self._feeding = threading.Lock()
         self._models = threading.Thread(target=self._publish_models, name="tfos_nb models", daemon=True)
         self._place = DetachedPlace(
             id=launch.id,
@@ -162,6 +163,7 @@ class DetachedProcess:
         return {
             "close": self._close,
             "curves": cluster.curves,
+            "end_feed": self._end_feed,
             "history": self._history,
             "log_lines": self._log_lines,
             "logs": cluster.logs,
@@ -182,8 +184,23 @@ class DetachedProcess:
         state = self._cluster.snapshot().status
         if state.ended:
             raise ClusterClosed(f"cluster {self._place.name} is {state.value}: train needs a running one")
-        held_out = self._rows(validation) if validation else None
-        self._cluster.train(self._rows(data), validation=held_out, **options)
+        with self._feeding:  # also while the rows are read: an end of the feed must not overtake them
+            held_out = self._rows(validation) if validation else None
+            self._cluster.train(self._rows(data), validation=held_out, **options)
+
+    def _end_feed(self) -> None:
+        """Tell the nodes that no more rows come, once those of a running ``train`` are delivered; return at once.
+
+        If the rows were given with the launch, this process tells the nodes when they are delivered.
+        """
+        if not self._launch.data:
+            threading.Thread(target=self._wait_for_end, name="tfos_nb end of feed", daemon=True).start()
+
+    def _wait_for_end(self) -> None:
+        with self._feeding:
+            pass  # train() calls that came before are through
+        with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
+            self._cluster.wait()
 
     def _wait(self, timeout: float | None) -> None:
         if self._launch.data:  # this process feeds it, and then waits itself
