@@ -339,19 +339,35 @@ def test_queues_are_fed_separately_and_a_terminated_one_takes_no_more_rows(spark
     assert len(cluster.result()["train"]) == 5
 
 
-def reads_files(args: Any, ctx: Any) -> str:
-    try:
-        ctx.get_data_feed()
-    except errors.FeedFailed as error:
-        return str(error)
-    return "it was given a feed"
+def asks_for_rows(args: Any, ctx: Any) -> dict[str, str]:
+    calls = {
+        "dataset": lambda: ctx.dataset(8),
+        "validation": lambda: ctx.validation(8),
+        "batches": ctx.batches,
+        "get_data_feed": ctx.get_data_feed,
+        "requests": ctx.requests,
+        "coordinator_dataset": lambda: ctx.coordinator_dataset(8),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except errors.FeedFailed as error:
+            said[name] = str(error)
+    return said
 
 
 def test_a_cluster_that_reads_files_refuses_rows_on_both_sides(spark: SparkSession, frame: DataFrame) -> None:
-    with launch(reads_files, workers=1, spark=spark, input_mode="tensorflow") as cluster:
+    with launch(asks_for_rows, workers=1, spark=spark, input_mode="tensorflow") as cluster:
         with pytest.raises(errors.PlanError, match="input_mode='tensorflow'"):
             cluster.inference(frame, "y long")
-    assert "worker:0 gets no rows from Spark" in cluster.result()
+        cluster.wait(100)
+    said = cluster.result()
+    assert list(said) == ["dataset", "validation", "batches", "get_data_feed", "requests", "coordinator_dataset"]
+    for name, text in said.items():
+        assert text.startswith(f"ctx.{name}: worker:0 gets no rows from Spark, since the cluster was launched with ")
+        assert "input_mode='tensorflow'" in text
+        assert "ctx.read(…)" in text
 
 
 # --- another Spark ------------------------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
 from tfos_nb.redaction import without_password, without_secrets
 from tfos_nb.rich import Rich
-from tfos_nb.runtime.code.payload import pack
+from tfos_nb.runtime.code.payload import DETACHED, FED, pack
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.control.lifecycle import Stop
+from tfos_nb.runtime.control.lifecycle import ModelSaved, Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.feed.messages import check_queue
@@ -249,7 +249,7 @@ def launch(
         warm_idle=warm_idle,
         record=record,
     ).for_plan(plan, () if model_dir else _model_dirs_of_detached())
-    payload = pack(main, args, sources)
+    payload = pack(main, args, sources, DETACHED if detach else FED)
     recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
     if detach:
         attached = importlib.import_module(_DETACHED).start_detached(  # it is above this module, as it launches, too
@@ -717,7 +717,7 @@ class Cluster(Rich):
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s: {_ON_TIMEOUT}")
         try:
-            self._training_calls.close("wait() has told the nodes that no more rows come")
+            self._training_calls.close("wait() or the end of its with block has told the nodes that no more rows come")
         finally:
             lock.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -727,6 +727,15 @@ class Cluster(Rich):
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait for the end, while the cluster may still be fed; return False after ``timeout`` seconds."""
         return self._outcome.over.wait(timeout)
+
+    def await_model(self, known: ModelSaved | None) -> ModelSaved | None:
+        """Wait until ``ctx.save`` has written another model than ``known``; return it, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._controller.saved_model not in (None, known) or self._outcome.over.is_set()
+            )
+            saved = self._controller.saved_model
+        return saved if saved != known else None
 
     def result(self) -> Any:
         """Return the value that the chief's ``main`` returned, once it is done."""

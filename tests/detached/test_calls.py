@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,41 @@ def test_a_function_that_reads_rows_travels_by_value() -> None:
     path = "hdfs:///rows"
     read, _ = unpack(packed_reader("data", lambda spark: (spark, path)))
     assert read("session") == ("session", "hdfs:///rows")  # type: ignore[call-arg,arg-type]
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_the_end_of_a_with_block_ends_the_feed_of_a_cluster_that_this_kernel_feeds(
+    served: Any, error: type[Exception] | None
+) -> None:
+    attached, methods, stops = served
+    ends: list[str] = []
+    methods.update(end_feed=lambda: ends.append("end"), train=lambda **given: None)
+    with pytest.raises(error) if error is not None else nullcontext(), attached as cluster:
+        assert cluster is attached
+        if error is not None:
+            raise error
+    assert ends == [], "another kernel may feed it"
+    with AttachedCluster(attached._place, feeds=True):
+        pass
+    assert ends == ["end"]
+    with attached:
+        attached.train(lambda spark: spark)
+    assert ends == ["end", "end"]
+    assert stops.requests == 0
+
+
+def test_a_frame_within_a_function_is_refused_with_the_advice_to_read_it_there() -> None:
+    frame = FrameOfSpark()
+    with pytest.raises(PlanError) as caught:
+        packed_reader("data", lambda spark: frame)
+    assert str(caught.value) == (
+        "<lambda> refers to frame, a DataFrame, which cannot be sent to the cluster's process: make it inside the "
+        "function, from the session that the function is given, as in lambda spark: spark.read.parquet(path). If it "
+        "is not in files yet, write it before, as with frame.write.parquet(path)"
+    )
+    lock = threading.Lock()
+    with pytest.raises(PlanError, match=r"lock, a lock, which cannot be sent to the cluster's process: make it inside"):
+        packed_reader("data", lambda spark: lock)
+
+
+FrameOfSpark = type("DataFrame", (), {"__module__": "pyspark.sql.dataframe"})

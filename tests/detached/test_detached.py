@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -23,18 +24,23 @@ from tfos_nb.state.cluster_state import ClusterStatus
 SECONDS = 120.0
 
 KERNEL = """
-import os, sys, threading
+import json, os, sys, threading
 import tfos_nb
 
 def main(args, ctx):
     seen = 0
+    if args.get("saves"):
+        import keras
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        ctx.checkpoint(model, epoch=1)
+        ctx.save(model)
     for number, batch in enumerate(ctx.dataset(64, columns=["id"]), 1):
         seen += int(len(batch["id"]))
         ctx.report(epoch=1, step=number, loss=1 / number)
     print("rows", seen)
     while not ctx.should_stop and not os.path.exists(args["end"]):
         threading.Event().wait(0.05)
-    if ctx.task_index == args["fails"]:
+    if ctx.task_index == args.get("fails"):
         raise ValueError("as asked")
     return {"rows": seen, "stopped": ctx.should_stop, "env": os.environ.get("JPY_PARENT_PID", "")}
 
@@ -44,7 +50,7 @@ def rows(spark):
 
 if __name__ == "__main__":
     spark = tfos_nb.spark_session(4, conf={"spark.ui.enabled": "false", "spark.tests.mine": "kept"})
-    args = {"end": sys.argv[1], "fails": int(sys.argv[2])}
+    args = json.loads(sys.argv[1])
     cluster = tfos_nb.launch(main, args, workers=2, spark=spark, detach=True, data=rows, name="night", record=False)
     print(cluster.id, flush=True)
     os.kill(os.getpid(), 9)
@@ -61,11 +67,11 @@ def end(tmp_path: Path) -> Path:
 def launched(
     tmp_path: Path, end: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[psutil.Process]:
-    """The process of a detached cluster whose kernel was killed; the parameter is the worker that fails."""
+    """The process of a detached cluster whose kernel was killed; the parameter is what its program does besides."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     program = tmp_path / "kernel.py"
     program.write_text(KERNEL)
-    command = [sys.executable, str(program), str(end), str(getattr(request, "param", -1))]
+    command = [sys.executable, str(program), json.dumps({"end": str(end), **getattr(request, "param", {})})]
     environment = {**os.environ, "JPY_PARENT_PID": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     kernel = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert kernel.returncode == -signal.SIGKILL, kernel.stderr[-3000:]
@@ -128,21 +134,13 @@ if __name__ == "__main__":
 
 
 def test_rows_that_cannot_be_read_are_the_error_of_the_launch(tmp_path: Path) -> None:
-    (tmp_path / "kernel.py").write_text(MISTAKE)
-    environment = {
-        **os.environ,
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    kernel = subprocess.run(
-        [sys.executable, "kernel.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
-    )
+    kernel = run_kernel(MISTAKE, tmp_path)
     assert "rows could not read the rows: AnalysisException: [PATH_NOT_FOUND]" in kernel.stdout, kernel.stderr[-3000:]
     assert "(line 9 of " in kernel.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launched", [1], indirect=True)
+@pytest.mark.parametrize("launched", [{"fails": 1}], indirect=True)
 def test_the_failure_of_a_node_is_raised_in_the_kernel_that_attaches(launched: psutil.Process, end: Path) -> None:
     end.touch()
     night = tfos_nb.attach("night")
@@ -175,11 +173,56 @@ def test_a_signal_ends_the_process_with_its_nodes_and_files(launched: psutil.Pro
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launched", [{"saves": True}], indirect=True)
 def test_a_process_that_was_killed_is_named_with_what_it_has_saved(launched: psutil.Process) -> None:
     night = tfos_nb.attach("night")
+    assert until(lambda: "rows" in night.logs("worker:0"), SECONDS)
     launched.kill()
     assert until(lambda: [one.status for one in tfos_nb.clusters()] == ["LOST"])
     with pytest.raises(errors.ClusterClosed, match="has gone without a result"):
         night.wait()
-    with pytest.raises(errors.PlanError, match="has gone without a result"):
+    with pytest.raises(errors.PlanError, match="has gone without a result") as caught:
         tfos_nb.attach("night")
+    saved = f"{night.model_dir}/checkpoints/{night.id}/00000001"
+    assert f"Its last complete checkpoint is {saved}, of 20" in str(caught.value)
+    assert f"Its model is {night.model_dir}/model.keras, of 20" in str(caught.value)
+
+
+FRAME = """
+import tfos_nb
+
+def main(args, ctx):
+    for batch in ctx.dataset(64):
+        pass
+
+if __name__ == "__main__":
+    spark = tfos_nb.spark_session(3, conf={"spark.ui.enabled": "false"})
+    try:
+        with tfos_nb.launch(main, workers=1, spark=spark, detach=True, name="night", record=False) as cluster:
+            cluster.train(spark.range(10))
+    except tfos_nb.errors.PlanError as error:
+        print(error)
+    try:
+        cluster.wait(100)
+    except tfos_nb.errors.NodeFailed as error:
+        print(str(error).splitlines()[0])
+    print(cluster.state)
+    cluster.close()
+"""
+
+
+def test_a_block_that_feeds_nothing_does_not_leave_its_cluster_waiting(tmp_path: Path) -> None:
+    ended = run_kernel(FRAME, tmp_path)
+    refused, failed, state = ended.stdout.splitlines()[-3:]
+    assert refused.startswith("data: a detached cluster reads its rows itself, since a DataFrame of this kernel's")
+    assert "no rows will come: the cluster was not given any" in failed, ended.stderr[-3000:]
+    assert "FAILED" in state
+
+
+def run_kernel(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that launches a detached cluster, to its end."""
+    (directory / "kernel.py").write_text(program)
+    data = {"XDG_DATA_HOME": str(directory / "data"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "kernel.py"]
+    environment = {**os.environ, **data}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=SECONDS)

@@ -81,22 +81,62 @@ def test_the_newest_running_cluster_of_a_name_is_meant_or_the_one_with_the_id() 
         tfos_nb.attach("abcdef000001")
 
 
-def test_of_a_host_that_has_restarted_attach_names_the_last_checkpoint(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    (models / "states").mkdir(parents=True)
-    (models / "tfos_runs").mkdir()
-    for number, file in enumerate(("states/step-7", "states/step-9", "tfos_runs/run.json")):
-        (models / file).write_text("x")
-        os.utime(models / file, (1_800_000_000 + number,) * 2)
-    a_place(process=GONE, model_dir=str(models))
-    with pytest.raises(PlanError, match=r"The last checkpoint or model in .*models is states/step-9, of 2027-01-1"):
-        tfos_nb.attach()
-    a_place(process=GONE, model_dir="s3://bucket/mnist")
-    with pytest.raises(PlanError, match=r"What it has saved is in s3://bucket/mnist\."):
-        tfos_nb.attach()
-    a_place(process=GONE, model_dir=str(tmp_path / "absent"))
-    with pytest.raises(PlanError, match="It has saved nothing in "):
-        tfos_nb.attach()
+def written(folder: Path, at: float, **files: str) -> Path:
+    """Write files into a folder, all with this time."""
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        path = folder / name.replace("_", ".")
+        path.write_text(content)
+        os.utime(path, (at, at))
+    os.utime(folder, (at, at))
+    return folder
+
+
+def said_of(place: DetachedPlace) -> str:
+    with pytest.raises(PlanError) as caught:
+        tfos_nb.attach(place.id)
+    return str(caught.value)
+
+
+PLACE = '{"epoch": 2, "generation": 1, "written": 1800000000}'
+AT = 1_800_000_000.0  # 2027-01-15
+
+
+def test_of_a_host_that_has_restarted_attach_names_the_last_complete_checkpoint_of_the_cluster(tmp_path: Path) -> None:
+    place = a_place(process=GONE, model_dir=str(tmp_path))
+    own = tmp_path / "checkpoints" / place.id
+    written(own / "fit" / ".part-123", AT + 90, state="half of a state")
+    (own / ".tfos_nb-mark").write_text("x")
+    written(own / "00000004", AT + 80, state="without the place.json that is written last")
+    written(own / "00000005", AT + 70, place_json="")
+    written(own / "part", AT + 70, weights="half of a backup")
+    written(tmp_path / "checkpoints" / "abcdef000009" / "00000009", AT + 60, place_json=PLACE)
+    (tmp_path / "train.csv").write_text("epoch")
+    (tmp_path / "model.keras").write_text("of a later cluster")
+    none = f"It has left no complete checkpoint in {own}. It has saved no model with ctx.save. Its output is in "
+    assert none in said_of(place)
+    for number, folder in enumerate(("00000001", "fit/00000002-0001-00000040", "state-3", "worker-1/state-4")):
+        newest = written(own / folder, AT + number, place_json=PLACE)
+        assert f"Its last complete checkpoint is {newest}, of 2027-01-1" in said_of(place)
+
+
+def test_of_a_model_dir_that_is_a_url_attach_names_the_directory_alone() -> None:
+    place = a_place(process=GONE, model_dir="s3://bucket/mnist")
+    told = (
+        f"Its checkpoints, if it has saved any, are in s3://bucket/mnist/checkpoints/{place.id}: attach does not read"
+    )
+    assert told in said_of(place)
+
+
+def test_attach_names_the_model_that_the_cluster_wrote_unless_it_was_replaced(tmp_path: Path) -> None:
+    model = written(tmp_path / "models", AT, model_keras="its own") / "model.keras"
+    place = a_place(process=GONE, model_dir=str(tmp_path), model=str(model), model_size=7, model_changed=int(AT * 1e9))
+    assert f"Its model is {model}, of 2027-01-1" in said_of(place)
+    model.write_text("of a later cluster")
+    assert f"Its model was {model}, which is not on this host or was written again since" in said_of(place)
+    assert "Its model is s3://bucket/m.keras" in said_of(
+        a_place(number=2, process=GONE, status="DONE", model_dir="s3://bucket", model="s3://bucket/m.keras")
+    )
 
 
 @pytest.mark.parametrize(

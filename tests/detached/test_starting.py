@@ -46,6 +46,15 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(options: dic
         launch(main, **options)
 
 
+def test_a_frame_in_the_args_is_refused_with_what_a_detached_cluster_takes() -> None:
+    frame = type("DataFrame", (), {"__module__": "pyspark.sql.dataframe"})()
+    with pytest.raises(PlanError, match="args, a DataFrame, .*: a detached cluster reads its rows itself") as caught:
+        launch(main, frame, detach=True)
+    assert "feed it with" not in str(caught.value)
+    with pytest.raises(PlanError, match="args, a DataFrame, .*: feed it with --data args"):
+        launch(main, frame)
+
+
 def test_an_active_mlflow_run_of_the_kernel_is_not_continued_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,6 +29,7 @@ _JOB = "Spark's word on a job, which the session's end brings as well"
 # module: function -> the event that ends a wait without a deadline
 KNOWN = {
     "cluster: Cluster.__exit__": _USERS,
+    "cluster: Cluster.await_model": _OVER,
     "cluster: Cluster.results": _USERS,
     "cluster: Cluster.stop": _OVER,
     "cluster: Cluster.wait_until_up": _OVER,
@@ -36,6 +37,8 @@ KNOWN = {
     "detached.process: DetachedProcess._result": _OVER,
     "detached.process: DetachedProcess._train": _OVER,
     "detached.process: DetachedProcess._wait": _OVER,
+    "detached.process: DetachedProcess._wait_for_end": _OVER,
+    "detached.process: DetachedProcess.run": _OVER,
     "driver.cluster_lifecycle: ClusterLifecycle._stop_politely": "a save, which the user may end",
     "driver.cluster_lifecycle: ClusterLifecycle._until_failure": _USERS,
     "driver.cluster_lifecycle: ClusterLifecycle.join": _OVER,

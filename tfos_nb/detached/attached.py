@@ -8,8 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from tfos_nb.detached import places
@@ -18,10 +16,13 @@ from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
 from tfos_nb.interrupts import interruptible
+from tfos_nb.redaction import without_password
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import check_takes_session, pack_reader
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import read_frame, write_frame
+from tfos_nb.runtime.storage.checkpoint_directory import directory_of_run, newest_checkpoint
+from tfos_nb.runtime.storage.one_writer import is_the_same, mark_of
 from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.history import History
@@ -30,8 +31,6 @@ from tfos_nb.version import __version__
 __all__ = ["AttachedCluster", "attach", "clusters"]
 
 _CONNECTED_WITHIN = 10.0  # seconds
-_NO_MODELS = ("tfos_runs", "logs")
-_FILES_SEEN = 10_000  # in a model directory whose newest file is looked for
 
 
 def clusters() -> list[DetachedPlace]:
@@ -98,31 +97,45 @@ def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
 
 def _lost(place: DetachedPlace) -> str:
     """Return what is known of a cluster whose process has gone without a result."""
-    newest = _newest_file(place.model_dir)
+    saved = f"{_last_checkpoint(place)}. {_last_model(place)}"
     if place.status not in ("RUNNING", "LOST"):
-        return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {newest}"
+        return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {saved}"
     return (
         f"{place.name}: its process {place.process.pid} on {place.process.host} has gone without a result: it was "
-        f"killed, or the host has restarted. {newest}. Its output is in {place.log}"
+        f"killed, or the host has restarted. {saved}. Its output is in {place.log}"
     )
 
 
-def _newest_file(directory: str) -> str:
-    """Return a sentence on the newest file in a model directory."""
-    if not directory:
-        return "It has saved nothing"
+def _last_checkpoint(place: DetachedPlace) -> str:
+    """Return a sentence on the newest complete checkpoint of a cluster; no other cluster uses its directory."""
+    if not place.model_dir:
+        return "It has no model_dir"
+    directory = directory_of_run(place.model_dir, place.id)
     if "://" in directory:
-        return f"What it has saved is in {directory}"
-    newest, at = "", 0.0
-    for file in islice(Path(directory).rglob("*"), _FILES_SEEN):
-        with contextlib.suppress(OSError):  # the file may be removed meanwhile
-            changed, inside = file.stat().st_mtime, file.relative_to(directory)
-            if file.is_file() and inside.parts[0] not in _NO_MODELS and changed > at:
-                newest, at = str(inside), changed
-    if not newest:
-        return f"It has saved nothing in {directory}"
-    told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"The last checkpoint or model in {directory} is {newest}, of {told}"
+        return f"Its checkpoints, if it has saved any, are in {without_password(directory)}: attach does not read URLs"
+    try:
+        newest = newest_checkpoint(directory)
+    except OSError as error:
+        return f"Its checkpoints in {directory} cannot be read: {error}"
+    if newest is None:
+        return f"It has left no complete checkpoint in {directory}"
+    path, written = newest
+    return f"Its last complete checkpoint is {path}, of {_shown(written)}"
+
+
+def _last_model(place: DetachedPlace) -> str:
+    """Return a sentence on the model that a cluster has written last; a later cluster may have replaced the file."""
+    if not place.model:
+        return "It has saved no model with ctx.save"
+    if place.model_size < 0:
+        return f"Its model is {place.model}"
+    if not is_the_same(mark_of(place.model), [place.model_size, place.model_changed]):
+        return f"Its model was {place.model}, which is not on this host or was written again since"
+    return f"Its model is {place.model}, of {_shown(place.model_changed / 1e9)}"
+
+
+def _shown(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 class AttachedCluster(Rich):
@@ -131,10 +144,16 @@ class AttachedCluster(Rich):
     It has the calls of :class:`tfos_nb.Cluster` that need no data of the kernel's. The cluster continues when this
     object, or the kernel, is gone. An interrupt ends the waiting and nothing else.
 
+    It is a context manager. Leaving the block, also by an error, neither stops the cluster nor waits for it. If this
+    object has launched the cluster or fed it, the nodes are told that no more rows come once those of a running
+    :meth:`train` are delivered. So a ``main`` that was given no rows ends with an error, and holds no slots.
+
     Parameters
     ----------
     place : DetachedPlace
         Where its process answers.
+    feeds : bool, optional
+        Whether its ``with`` block is where the cluster is fed.
 
     Attributes
     ----------
@@ -145,13 +164,22 @@ class AttachedCluster(Rich):
     _rich = "cluster"
     reads_its_rows = True  # train() takes functions
 
-    def __init__(self, place: DetachedPlace) -> None:
+    def __init__(self, place: DetachedPlace, feeds: bool = False) -> None:
         self.id = place.id
+        self._feeds = feeds
         self._history = History("")
         self._place = place
         self._client = uuid.uuid4().hex
         self._plan = ClusterPlan(**self._call("plan"))
         self._last: ClusterState = self._call("snapshot")
+
+    def __enter__(self) -> AttachedCluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._feeds:
+            with contextlib.suppress(ClusterClosed):  # its process has gone
+                self._call("end_feed")
 
     # --- what it does ---
 
@@ -194,6 +222,7 @@ class AttachedCluster(Rich):
         reads = {"data": packed_reader("data", data)}
         if validation is not None:
             reads["validation"] = packed_reader("validation", validation)
+        self._feeds = True
         with interruptible():
             self._call("train", **reads, **given)
 

@@ -47,6 +47,10 @@ class DetachedPlace:
         Where the cluster saves.
     status : str
         ``"RUNNING"``, or how it has ended.
+    model : str
+        Path or URL of the model that ``ctx.save`` has written last; empty without one.
+    model_size, model_changed : int
+        Size, and modification time in ns, of that file; -1 and 0 for a URL.
     """
 
     id: str
@@ -57,6 +61,9 @@ class DetachedPlace:
     launched: float
     model_dir: str = ""
     status: str = "RUNNING"
+    model: str = ""
+    model_size: int = -1
+    model_changed: int = 0
 
     @property
     def log(self) -> Path:
@@ -103,9 +110,11 @@ def find(cluster_id: str) -> DetachedPlace | None:
         place = DetachedPlace(**{**found, "process": Process(**found["process"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    texts = (place.name, place.socket, place.version, place.model_dir, place.status, place.process.host)
-    times = place.launched, place.process.started
-    numbers = type(place.process.pid) is int and all(type(one) in (int, float) for one in times)
+    texts = (
+        place.name, place.socket, place.version, place.model_dir, place.status, place.process.host, place.model
+    )  # fmt: skip
+    counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
+    numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
     return place if numbers and all(isinstance(text, str) for text in texts) and place.id == cluster_id else None
 
 

@@ -65,6 +65,8 @@ class DetachedProcess:
         self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
         self._ended = threading.Event()
+        self._feeding = threading.Lock()
+        self._models = threading.Thread(target=self._publish_models, name="tfos_nb models", daemon=True)
         self._place = DetachedPlace(
             id=launch.id,
             name=launch.plan.name,
@@ -81,6 +83,7 @@ class DetachedProcess:
         server = CallServer(self._place.socket, self._methods(), self._stops)
         server.start()
         places.publish(self._place)
+        self._models.start()
         self._serve_pages()
 
     def run(self) -> None:
@@ -92,6 +95,7 @@ class DetachedProcess:
             if not self._cluster.snapshot().status.ended:  # else it is the cluster's own error
                 self._cluster.end_with(error if isinstance(error, TfosError) else FeedFailed(_text_of(error)))
             self._cluster.await_end()
+        self._models.join()  # the cluster has ended, so it publishes nothing more
         if not self._dismissed.is_set():
             places.publish(replace(self._place, status=self._cluster.snapshot().status.value))
         self._ended.set()
@@ -125,6 +129,14 @@ class DetachedProcess:
                 self._cluster.wait()
         self._cluster.await_end()
 
+    def _publish_models(self) -> None:
+        """Note each model that ``ctx.save`` has written, for a kernel that attaches when this process has gone."""
+        known = None
+        while (known := self._cluster.await_model(known)) is not None:
+            self._place = replace(self._place, model=known.path, model_size=known.size, model_changed=known.changed)
+            if not self._dismissed.is_set():
+                places.publish(self._place)
+
     def _rows(self, reader: bytes) -> Any:
         read, _ = unpack(reader)
         try:
@@ -151,6 +163,7 @@ class DetachedProcess:
         return {
             "close": self._close,
             "curves": cluster.curves,
+            "end_feed": self._end_feed,
             "history": self._history,
             "log_lines": self._log_lines,
             "logs": cluster.logs,
@@ -171,8 +184,23 @@ class DetachedProcess:
         state = self._cluster.snapshot().status
         if state.ended:
             raise ClusterClosed(f"cluster {self._place.name} is {state.value}: train needs a running one")
-        held_out = self._rows(validation) if validation else None
-        self._cluster.train(self._rows(data), validation=held_out, **options)
+        with self._feeding:  # also while the rows are read: an end of the feed must not overtake them
+            held_out = self._rows(validation) if validation else None
+            self._cluster.train(self._rows(data), validation=held_out, **options)
+
+    def _end_feed(self) -> None:
+        """Tell the nodes that no more rows come, once those of a running ``train`` are delivered; return at once.
+
+        If the rows were given with the launch, this process tells the nodes when they are delivered.
+        """
+        if not self._launch.data:
+            threading.Thread(target=self._wait_for_end, name="tfos_nb end of feed", daemon=True).start()
+
+    def _wait_for_end(self) -> None:
+        with self._feeding:
+            pass  # train() calls that came before are through
+        with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
+            self._cluster.wait()
 
     def _wait(self, timeout: float | None) -> None:
         if self._launch.data:  # this process feeds it, and then waits itself

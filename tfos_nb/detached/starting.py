@@ -138,7 +138,7 @@ def start_detached(
         _start(launch)
     place = places.find(launch.id)
     assert place is not None, "the process has published it before it answered"
-    return AttachedCluster(place)
+    return AttachedCluster(place, feeds=True)
 
 
 def _start(launch: DetachedLaunch) -> None:

@@ -66,7 +66,7 @@ from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
-from tfos_nb.runtime.control.lifecycle import MainReturned, Refused, Reservation, Start, StateHeld
+from tfos_nb.runtime.control.lifecycle import MainReturned, ModelSaved, Refused, Reservation, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
@@ -116,6 +116,8 @@ class ClusterController:
         Answers questions about rows.
     history : History
         The metrics of each epoch.
+    saved_model : ModelSaved or None
+        The model that ``ctx.save`` has written last.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class ClusterController:
         self._figures = {name: NodeFigures() for name in self.membership.members}
         self._log = LogBook(self._figures)
         self._results: dict[str, bytes] = {}
+        self.saved_model: ModelSaved | None = None
         self._rows = self._reports = 0
         self._slot_wanted_until = -math.inf
         self._links: dict[int, Link] = {}  # by the streams' numbers
@@ -166,6 +169,7 @@ class ClusterController:
             FeedFrom: lambda node, message: self.feeds.wants_from(message),
             PositionHeld: self._position_held,
             MainReturned: self._main_returned,
+            ModelSaved: self._model_saved,
             StacksTaken: self._take_answer,
             LinksSeen: self._take_answer,
         }
@@ -264,6 +268,10 @@ class ClusterController:
     def _main_returned(self, node: str, message: MainReturned) -> None:
         self._results[node] = message.result
         self._apply(MessageReceived(node, replace(message, result=b"")))
+
+    def _model_saved(self, node: str, message: ModelSaved) -> None:
+        if node == self.first:
+            self.saved_model = message
 
     def _take_answer(self, node: str, message: StacksTaken | LinksSeen) -> None:
         if message.number in self._answers:

@@ -258,6 +258,7 @@ class NodeTasks:
                 "board": str(self.plan.chief_node),
                 "chief_trains": self.plan.chief_trains,
                 "run": self.run,
+                "input_mode": InputMode(self.plan.input_mode).value,
             },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
             python_path=python_path(),

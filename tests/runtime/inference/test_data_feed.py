@@ -73,7 +73,7 @@ class Node:
         self.told: list[Any] = []
         self.queues = RowQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
         self.exchange = RequestExchange(name, queues, buffer)
-        self.ctx = Ctx(RowLists(name, True, self.queues, self.exchange))
+        self.ctx = Ctx(RowLists(self.queues, self.exchange))
 
     def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
         """Feed rows, as the messages and the Flight server do."""
@@ -234,14 +234,6 @@ def test_each_queue_is_read_separately(tmp_path: Path) -> None:
     assert [row.id for row in node.ctx.get_data_feed(qname_in="valid").next_batch(9)] == [10, 11, 12]
     with pytest.raises(FeedFailed, match="the queue must be 'input' or 'valid', got 'vaild'"):
         node.ctx.get_data_feed(qname_in="vaild")
-
-
-def test_a_data_feed_on_a_node_without_a_feed_is_an_error(node: Node) -> None:
-    ctx = Ctx(RowLists("ps:0", False, node.queues, node.exchange))
-    with pytest.raises(FeedFailed, match="ps:0 gets no rows from Spark"):
-        ctx.get_data_feed()
-    with pytest.raises(FeedFailed, match="ps:0 gets no rows"):
-        ctx.requests()
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, None])

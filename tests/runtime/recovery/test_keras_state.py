@@ -11,12 +11,12 @@ import pytest
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
+from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory
 from tfos_nb.runtime.storage.uploads import SavingFlag
 
 X = np.arange(32.0).reshape(32, 1) / 32

@@ -18,13 +18,13 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError, with_article
 from tfos_nb.runtime.code import source_text
 
-__all__ = ["pack", "pack_reader", "pickled_by_value", "unpack"]
+__all__ = ["DETACHED", "FED", "Sent", "pack", "pack_reader", "pickled_by_value", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,60 @@ _MANY = 1000  # larger collections are not searched for objects that cannot be p
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
+
+@dataclass(frozen=True)
+class Sent:
+    """Where a function is sent, and what to do instead of sending Spark's objects with it.
+
+    Attributes
+    ----------
+    refused : str
+        End of the name of an object: it cannot be sent there.
+    session : str
+        Advice for a SparkSession.
+    rows : str
+        Advice for a DataFrame or RDD, whose name replaces ``{name}``.
+    inside : str
+        Where else to make any other object.
+    """
+
+    refused: str
+    session: str
+    rows: str
+    inside: str = "main"
+
+
+FED = Sent(
+    ", which cannot be sent to the nodes",
+    "it exists only on the driver",
+    "feed it with --data {name}, or cluster.train({name})",
+)
+"""``main`` of a cluster of this process."""
+
+DETACHED = Sent(
+    ", which cannot be sent to the nodes",
+    "it exists only on the driver",
+    "a detached cluster reads its rows itself. Write them to files, as with df.write.parquet(path), and give a "
+    "function that reads these as data= (--data), or to cluster.train: lambda spark: spark.read.parquet(path)",
+)
+"""``main`` of a detached cluster."""
+
+_READER = Sent(
+    ", which cannot be sent to the cluster's process",
+    "use the session that the function is given",
+    "make it inside the function, from the session that the function is given, as in "
+    "lambda spark: spark.read.parquet(path). If it is not in files yet, write it before, as with "
+    "{name}.write.parquet(path)",
+    "the function",
+)
+_SESSION, _ROWS = "{session}", "{rows}"
+
 _NOT_SENT = {
-    ("pyspark", "SparkSession"): "it exists only on the driver",
-    ("pyspark", "SparkContext"): "it exists only on the driver",
-    ("pyspark", "DataFrame"): "feed it with --data {name}, or cluster.train({name})",
-    ("pyspark", "RDD"): "feed it with --data {name}, or cluster.train({name})",
-    ("pyspark", "PipelinedRDD"): "feed it with --data {name}, or cluster.train({name})",
+    ("pyspark", "SparkSession"): _SESSION,
+    ("pyspark", "SparkContext"): _SESSION,
+    ("pyspark", "DataFrame"): _ROWS,
+    ("pyspark", "RDD"): _ROWS,
+    ("pyspark", "PipelinedRDD"): _ROWS,
     ("pyspark", "Broadcast"): "use its .value",
     ("pyspark", "Column"): "use it on the driver, before the rows are fed",
     ("_thread", "lock"): "make it inside the function",
@@ -49,7 +97,7 @@ _NOT_SENT = {
 }
 
 
-def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None = None) -> bytes:
+def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None = None, sent: Sent = FED) -> bytes:
     """Pickle ``main`` and ``args`` by value.
 
     Parameters
@@ -60,6 +108,8 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
         First argument of ``main``.
     sources : mapping of str to str, optional
         More source text by file name, in addition to that of the pickled functions. Tracebacks on a node show it.
+    sent : Sent, optional
+        What to advise in an error.
 
     Raises
     ------
@@ -73,10 +123,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     function = _innermost(main)
     _check_plain(function)
     with pickled_by_value(function):
-        culprit = next(_culprits(main, args), None)
-        if culprit is not None:
-            raise PlanError(culprit)
-        data, found = _dumps(main, args)
+        data, found = _checked_dumps(main, args, sent)
     if len(data) > _BIG:
         logger.warning(
             "%s and what it refers to take %d MiB, which every node receives: read large data on the nodes, or feed "
@@ -98,7 +145,7 @@ def pack_reader(read: Callable[[Any], Any]) -> bytes:
     function = _innermost(read)
     _check_plain(function)
     with pickled_by_value(function):
-        return pickle.dumps(_dumps(read, None))
+        return pickle.dumps(_checked_dumps(read, None, _READER))
 
 
 def check_takes_session(what: str, read: Callable[..., Any]) -> None:
@@ -158,19 +205,22 @@ def _cloudpickle() -> Any:
     return importlib.import_module("pyspark.cloudpickle")
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.SourceTexts]:
+def _checked_dumps(main: Callable[..., Any], args: Any, sent: Sent) -> tuple[bytes, source_text.SourceTexts]:
+    culprit = next(_culprits(main, args, sent), None)
+    if culprit is not None:
+        raise PlanError(culprit)
     try:
         return source_text.dumps((main, args))
     except Exception as error:
-        told = _blame(main, args) or f"{name_of(main)} or its args cannot be sent to the nodes: {_first_line(error)}"
-        raise PlanError(told) from error
+        told = f"{name_of(main)} or its args{sent.refused}: {_first_line(error)}"
+        raise PlanError(_blame(main, args, sent) or told) from error
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _blame(main: Callable[..., Any], args: Any) -> str:
+def _blame(main: Callable[..., Any], args: Any, sent: Sent) -> str:
     """Return a message about the innermost named object that cannot be pickled; empty if there is none."""
     parts = [_Part("args", "args", args), _Part("main", "main", main)]
     found: tuple[_Part, str] | None = None
@@ -185,7 +235,8 @@ def _blame(main: Callable[..., Any], args: Any) -> str:
         return ""
     part, reason = found
     kind = type(part.value).__name__
-    return f"{part.where}, {with_article(kind)}, which cannot be sent to the nodes: {reason}. Make it inside main"
+    told = f"{part.where}, {with_article(kind)}{sent.refused}: {reason}"
+    return f"{told}. Make it inside {sent.inside}"
 
 
 def _why_unpicklable(value: Any) -> str:
@@ -246,7 +297,7 @@ class _Part(NamedTuple):
     value: Any
 
 
-def _culprits(main: Any, args: Any) -> Iterator[str]:
+def _culprits(main: Any, args: Any, sent: Sent) -> Iterator[str]:
     """Yield a message for each object of a type that cannot be pickled, depth first: where it is and what to do."""
     seen: set[int] = set()
     waiting = [_Part("main", "main", main), _Part("args", "args", args)]
@@ -255,8 +306,8 @@ def _culprits(main: Any, args: Any) -> Iterator[str]:
         reason = _why_not(part.value)
         if reason is not None:
             kind = type(part.value).__name__
-            verb = "which cannot be sent to the nodes"
-            yield f"{part.where}, {with_article(kind)}, {verb}: {reason.format(name=part.name)}"
+            advice = reason.format(session=sent.session, rows=sent.rows).format(name=part.name)
+            yield f"{part.where}, {with_article(kind)}{sent.refused}: {advice}"
         elif id(part.value) not in seen:
             seen.add(id(part.value))
             waiting += reversed([*_parts(part)])

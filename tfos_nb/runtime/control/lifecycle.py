@@ -20,6 +20,7 @@ __all__ = [
     "MainRaised",
     "MainReturned",
     "MainStarted",
+    "ModelSaved",
     "Moved",
     "NodeEnded",
     "NodeJob",
@@ -227,6 +228,17 @@ class Saving:
 
     node: str
     going_on: bool
+
+
+@message
+@dataclass(frozen=True)
+class ModelSaved:
+    """``ctx.save`` has written a model: its path or URL, and size and modification time (ns) of a local file."""
+
+    node: str
+    path: str
+    size: int = -1
+    changed: int = 0
 
 
 @message

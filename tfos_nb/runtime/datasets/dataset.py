@@ -35,7 +35,7 @@ Names = str | Sequence[str] | None
 
 NO_ROWS = (
     "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), before "
-    "cluster.wait() or the end of its with block"
+    "cluster.wait() or the end of its with block. A detached cluster takes a function that reads the rows instead"
 )
 """Error of a dataset whose cluster ends without a feed."""
 

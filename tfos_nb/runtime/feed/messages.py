@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tfos_nb.errors import FeedFailed, TfosError, either
 from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.rows.spans import Spans
 
@@ -293,6 +294,27 @@ class StillFed:
     """Question of a task that cannot reach a node any more: whether the driver wants the feed to continue."""
 
     feed: int
+
+
+def check_fed(call: str, node: str, fed: bool, input_mode: InputMode) -> None:
+    """Raise FeedFailed if a node gets no rows from Spark, so that a call for rows would wait forever.
+
+    Examples
+    --------
+    >>> check_fed("ctx.dataset", "worker:0", True, InputMode.SPARK)
+    """
+    if fed:
+        return
+    if input_mode is InputMode.TENSORFLOW:
+        raise FeedFailed(
+            f"{call}: {node} gets no rows from Spark, since the cluster was launched with input_mode='tensorflow': its "
+            "nodes read files themselves. Read the rows with ctx.read(…), or launch with input_mode='spark' and feed "
+            "them"
+        )
+    raise FeedFailed(
+        f"{call}: {node} gets no rows from Spark: it is a parameter server, an evaluator, or a chief that coordinates "
+        "the workers. Call it on the workers only, or launch with chief='trains' to have the chief train like them"
+    )
 
 
 def check_queue(name: str, known: Sequence[str], error: type[TfosError] = FeedFailed) -> None:

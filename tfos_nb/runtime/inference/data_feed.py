@@ -270,18 +270,12 @@ class RowLists:
 
     Parameters
     ----------
-    node : str
-        Name of this node.
-    fed : bool
-        Whether the node gets rows from Spark.
     queues : RowQueues
         Queues of the rows that ``train`` feeds.
     exchange : RequestExchange
         Queues of the rows that ``inference`` sends.
     """
 
-    node: str
-    fed: bool
     queues: RowQueues
     exchange: RequestExchange
     _sources: dict[tuple[str, bool, bool], _Source] = field(default_factory=dict)
@@ -302,7 +296,7 @@ class RowLists:
         return DataFeed(self._source(qname_in, bool(train_mode), across), input_mapping, arrays)
 
     def _source(self, name: str, train: bool, across: bool) -> _Source:
-        self._check(name)
+        check_queue(name, self.queues.names)
         key = (name, train, across)
         if key not in self._sources:
             self._sources[key] = _Passes(self.queues, name) if train else _Requests(self.exchange.of(name), across)
@@ -313,18 +307,8 @@ class RowLists:
     ) -> Iterator[Request]:
         """Return an iterator over the rows of ``cluster.inference`` in batches. Each batch needs a reply."""
         size = _checked_size("requests", size)
-        self._check(qname)
+        check_queue(qname, self.queues.names)
         return _requests(self.exchange.of(qname), size, across, names, dict(fill or {}))
-
-    def _check(self, name: str) -> None:
-        """Raise FeedFailed if the node gets no rows from Spark, or has no such queue."""
-        if not self.fed:
-            raise FeedFailed(
-                f"{self.node} gets no rows from Spark: it is a parameter server, an evaluator, or a chief that "
-                "coordinates the workers (launch it with chief='trains' to train like them), or the cluster "
-                "reads files itself (launch it with input_mode='spark')"
-            )
-        check_queue(name, self.queues.names)
 
 
 def _requests(

@@ -55,6 +55,7 @@ from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras.shuffling import patch_iterators
 from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
+from tfos_nb.runtime.storage.checkpoint_directory import BACKUP
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
 __all__ = ["build_early", "count_from", "iterator_of", "patch_keras_fit"]
@@ -62,7 +63,7 @@ __all__ = ["build_early", "count_from", "iterator_of", "patch_keras_fit"]
 _log = logging.getLogger(__name__)
 
 
-_STATE, _PART = "state-", "part"
+_PART = "part"
 _ITERATOR, _FIRST, _COLUMNS = "_tfos_iterator", "_tfos_first_step", "_tfos_columns"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps when ``TF_CONFIG`` counts only the remaining nodes."""
@@ -500,8 +501,8 @@ def _states(backup_dir: str) -> list[str]:
     names: list[str] = []
     with contextlib.suppress(tf.errors.NotFoundError):  # another worker may remove it after it was listed
         names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
-    numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
-    return [os.path.join(backup_dir, f"{_STATE}{number}") for number in sorted(numbers, reverse=True)]
+    numbers = [int(name.rstrip("/").removeprefix(BACKUP)) for name in names if name.startswith(BACKUP)]
+    return [os.path.join(backup_dir, f"{BACKUP}{number}") for number in sorted(numbers, reverse=True)]
 
 
 def _refuse_elsewhere(backup_dir: str) -> None:
@@ -546,14 +547,14 @@ def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
     import tensorflow as tf
 
     files, before = tf.io.gfile, _states(backup.backup_dir)
-    number = int(before[0].rpartition(_STATE)[2]) + 1 if before else 0
+    number = int(before[0].rpartition(BACKUP)[2]) + 1 if before else 0
     part = os.path.join(backup.backup_dir, _PART)
     if files.exists(part):
         files.rmtree(part)
     files.makedirs(part)
     _use_state(backup, part)
     save_model(backup)
-    whole = os.path.join(backup.backup_dir, f"{_STATE}{number}")
+    whole = os.path.join(backup.backup_dir, f"{BACKUP}{number}")
     files.rename(part, whole)
     kept = before[: int(getattr(backup, "double_checkpoint", False))]
     _use_state(backup, whole, *kept)

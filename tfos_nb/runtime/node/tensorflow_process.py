@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.code.on_import import spare_scikit_learn
 from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.control import wire
@@ -38,6 +39,7 @@ from tfos_nb.runtime.control.lifecycle import (
     MainRaised,
     MainReturned,
     MainStarted,
+    ModelSaved,
     Moved,
     NodeJob,
     NodeUp,
@@ -48,7 +50,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateWanted,
     Stop,
 )
-from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.plan import InputMode, Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import messages
@@ -67,6 +69,7 @@ from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.log_mirror import mirrored
+from tfos_nb.runtime.storage.one_writer import mark_of
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import check_places
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
@@ -240,6 +243,7 @@ class TensorFlowProcess:
             int(str(given.get("restarts", 0))),
             self._signals.held,
             str(given.get("run", "")),
+            InputMode(str(given.get("input_mode", InputMode.SPARK.value))),
         )
         coordinator = CoordinatorCalls(
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
@@ -250,6 +254,7 @@ class TensorFlowProcess:
         calls = ContextCalls(
             failed=self._remember,
             saving=self._saving,
+            saved=self._tell_saved,
             checkpoint=CheckpointCalls(self._tell_held, self._tell_seen, self._save_request),
             coordinator=coordinator,
         )
@@ -289,6 +294,9 @@ class TensorFlowProcess:
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):
             self._channel.send(StateHeld(self._job.node, self._save_request.asked))
+
+    def _tell_saved(self, path: str) -> None:
+        self._channel.send(ModelSaved(self._job.node, without_password(path), *mark_of(path)))
 
     def _tell_seen(self, place: str, mark: str) -> None:
         self._channel.send(PlaceSeen(self._job.node, socket.gethostname(), place, mark))

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.redaction import without_password
+from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.formats import reading
+from tfos_nb.runtime.feed.messages import check_fed
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.inference.data_feed import DataFeed, Request, RowLists
 from tfos_nb.runtime.inference.serving import RequestExchange
@@ -30,6 +32,7 @@ from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls, TensorFlowCluster
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints, Resumed
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
+from tfos_nb.runtime.storage.checkpoint_directory import directory_of_run
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.runtime.storage.remote import Draft, writing
@@ -57,6 +60,8 @@ class ContextSettings:
         Its place among the present nodes.
     fed : bool
         Whether Spark feeds it rows.
+    input_mode : InputMode
+        Whether the cluster is fed, or reads files.
     held_states : tuple of str
         The states from the middle of a pass that all nodes have saved.
     run : str
@@ -73,6 +78,7 @@ class ContextSettings:
     restarts: int = 0
     held_states: tuple[str, ...] = ()
     run: str = ""
+    input_mode: InputMode = InputMode.SPARK
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ class ContextCalls:
         Called with an error of the rows, which TensorFlow would raise as another type.
     saving : SavingFlag
         Set while something is saved.
+    saved : callable
+        Called with the path or URL of a model that :meth:`NodeContext.save` has written.
     checkpoint : CheckpointCalls
         Callbacks about states.
     coordinator : CoordinatorCalls
@@ -93,6 +101,7 @@ class ContextCalls:
 
     failed: Callable[[FeedFailed], object]
     saving: SavingFlag
+    saved: Callable[[str], object]
     checkpoint: CheckpointCalls
     coordinator: CoordinatorCalls
 
@@ -154,14 +163,16 @@ class NodeContext:
         self.gpus = tuple(task.gpus)
         self.generation = settings.generation
         self.restarts = settings.restarts
+        self._settings = settings
         self._run = settings.run or "run"
         self._reporter = reporter
         self._stopping = stopping
         self._rows = queues.default
         self._saving = calls.saving
+        self._saved = calls.saved
         self._uploads = Uploads(self._saving)
         self._sources = RowSources(task, queues, calls.failed)
-        self._row_lists = RowLists(settings.name, settings.fed, queues, requests)
+        self._row_lists = RowLists(queues, requests)
         self._tensorflow = TensorFlowCluster(task, self._rows, stopping, calls.coordinator)
         self._checkpoints = Checkpoints(
             self._checkpoint_dir,
@@ -260,12 +271,13 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If a column does not exist, or cannot become a tensor.
+            If this node gets no rows from Spark, or a column does not exist or cannot become a tensor.
 
         Examples
         --------
         >>> model.fit(ctx.dataset(128, x="pixels", y="label"), epochs=3)  # doctest: +SKIP
         """
+        self._check_fed("ctx.dataset")
         options = DatasetOptions(
             batch_size,
             x,
@@ -301,12 +313,13 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If no validation rows were given.
+            If no validation rows were given, or this node gets no rows from Spark.
 
         Examples
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
+        self._check_fed("ctx.validation")
         return self._sources.validation(DatasetOptions(batch_size, **options), queue)
 
     def read(
@@ -430,7 +443,8 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If the rows do not come from a stream, or batches are missing between ``after`` and the first.
+            If the rows do not come from a stream, batches are missing between ``after`` and the first, or this node
+            gets no rows from Spark.
 
         Examples
         --------
@@ -441,6 +455,7 @@ class NodeContext:
         ...         break  # the batch was cut: Spark gives it again
         ...     save(model, batch)
         """
+        self._check_fed("ctx.batches")
         return self._sources.batches(after, queue)
 
     @property
@@ -492,6 +507,7 @@ class NodeContext:
         ...     rows = feed.next_batch(256)
         ...     feed.batch_results([model(row) for row in rows])
         """
+        self._check_fed("ctx.get_data_feed")
         return self._row_lists.data_feed(
             train_mode, qname_in, qname_out, input_mapping, across=across_partitions, arrays=arrays
         )
@@ -532,7 +548,11 @@ class NodeContext:
         >>> for batch in ctx.requests(512):  # doctest: +SKIP
         ...     batch.reply({"prediction": model(batch["pixels"])})
         """
+        self._check_fed("ctx.requests")
         return self._row_lists.requests(batch_size, qname, across_partitions, columns, fill)
+
+    def _check_fed(self, call: str) -> None:
+        check_fed(call, self._settings.name, self._settings.fed, self._settings.input_mode)
 
     # --- TensorFlow's own cluster ---
 
@@ -621,6 +641,9 @@ class NodeContext:
         >>> for epoch in range(3):  # doctest: +SKIP
         ...     losses = [float(loss) for loss in rows.steps(train_step)]
         """
+        if not callable(batch_size):  # the coordinator itself is not fed, but its workers must be
+            mode = self._settings.input_mode
+            check_fed("ctx.coordinator_dataset", self._settings.name, mode is InputMode.SPARK, mode)
         return self._tensorflow.coordinator_dataset(batch_size, repeat, options)
 
     def serve(self, protocol: str = "") -> None:
@@ -714,7 +737,7 @@ class NodeContext:
         return self._checkpoint_dir()
 
     def _checkpoint_dir(self) -> str:
-        return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
+        return directory_of_run(self.model_dir, self._run)
 
     def checkpoint(
         self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
@@ -849,6 +872,7 @@ class NodeContext:
         if self.is_chief:
             with self._saving:
                 self._write_model(model, target)
+            self._saved(target)
         return target
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 ::
 
-    checkpoint_dir/              recovery.checkpoint_directory
+    checkpoint_dir/              storage.checkpoint_directory
         00000003/                state.index, state.data-…: TensorFlow's own checkpoint
         00000003-0001-000002/    the same, in the middle of a pass: epoch, generation, number in the generation
 
@@ -25,8 +25,8 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory, is_of_a_whole_epoch, write_place
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory, is_of_a_whole_epoch, write_place
 from tfos_nb.runtime.storage.remote import writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads

@@ -74,10 +74,11 @@ class StateMemory:
         if _has_memory():
             self._files = [os.memfd_create(f"tfos_nb-state-{copy}") for copy in range(_COPIES)]
             self._files += [_unnamed_file(directory) for _ in range(_COPIES)]
+            self._files.append(os.memfd_create("tfos_nb-state-said"))
 
     @property
     def places(self) -> list[str]:
-        """Where a child process finds the memory: its two copies, then the two files on the disk."""
+        """Where a child process finds the memory: its two copies, the two files on the disk, and what was said."""
         return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     def close(self) -> None:
@@ -133,10 +134,10 @@ class LastState:
     """
 
     def __init__(self, places: Sequence[str], free_memory: Callable[[], int] = lambda: Memory.now().free) -> None:
-        self._places = list(places)
+        self._places = list(places[: 2 * _COPIES])
         self._memory, self._disk = self._places[:_COPIES], self._places[_COPIES:]
+        self._said = places[-1]  # has content if an earlier process has said that the memory is too small
         self._free_memory = free_memory
-        self._said = False  # that the memory is too small
 
     def put(self, moment: StateVersion, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
         """Write a state over the older one of the two; NumPy arrays of numbers.
@@ -162,8 +163,9 @@ class LastState:
         free = self._free_memory() + os.stat(place).st_size
         if size <= free * (1 - _RESERVE):
             return True
-        if not self._said:
-            self._said = True
+        if not os.stat(self._said).st_size:
+            with open(self._said, "wb") as file:
+                file.write(b"1")
             _log.warning(
                 "fit's state of %.1f GB does not fit into the free memory of %.1f GB: this node keeps it in a file "
                 "on its host's disk, and saves less often",

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from tfos_nb.redaction import without_password
-from tfos_nb.runtime.recovery.checkpoint_directory import CheckpointDirectory, write_place
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion, read_state, write_state
+from tfos_nb.runtime.storage.checkpoint_directory import FIT, CheckpointDirectory, write_place
 from tfos_nb.runtime.storage.remote import writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
@@ -32,7 +32,7 @@ __all__ = ["StoredStates"]
 
 _log = logging.getLogger(__name__)
 
-_FOLDER, _STATE = "fit", "state"
+_STATE = "state"
 _KEPT = 2
 _TOLD_EVERY = 600.0  # seconds between two warnings of failed writes
 
@@ -63,7 +63,7 @@ class StoredStates:
     """
 
     def __init__(self, directory: str, every: float, saving: SavingFlag) -> None:
-        self._url = f"{directory.rstrip('/')}/{_FOLDER}"
+        self._url = f"{directory.rstrip('/')}/{FIT}"
         self._every = every
         self._uploads = Uploads(saving)
         self._begun_at = time.monotonic()

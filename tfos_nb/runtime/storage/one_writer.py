@@ -31,7 +31,7 @@ from typing import Any
 from tfos_nb.runtime.storage.paths import is_forbidden
 from tfos_nb.runtime.storage.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader, NoticeWriter
 
-__all__ = ["WRITER", "OneWriter"]
+__all__ = ["WRITER", "OneWriter", "is_the_same", "mark_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class OneWriter:
         except BaseException as error:
             self._writer.tell(Notice(named, FAILED, why=f"{type(error).__name__}: {error}"))
             raise
-        self._writer.tell(Notice(named, WRITTEN, _file_id(place), _mark(place)))
+        self._writer.tell(Notice(named, WRITTEN, _file_id(place), mark_of(place)))
 
     def _save_for_others(self, path: str, write: Write) -> None:
         place = _local_place(path)
@@ -134,7 +134,7 @@ class OneWriter:
         until = time.monotonic() + (0 if above in self._unshared else _SHOWS)
         while notice.file_id != _file_id(place):
             latest = self._reader.latest(notice.path)
-            if latest is None or _is_the_same(_mark(place), latest.mark):
+            if latest is None or is_the_same(mark_of(place), latest.mark):
                 return True
             if time.monotonic() > until:
                 return False
@@ -186,7 +186,8 @@ def _file_id(place: str) -> list[Any]:
     return [_host(), above.st_dev, above.st_ino]
 
 
-def _mark(place: str) -> list[int]:
+def mark_of(place: str) -> list[int]:
+    """Return the size and the modification time in ns of a local file; an empty list if it does not exist here."""
     for path in (place, f"{place}.index"):  # tf_keras saves weights as several files, one of which is the .index
         with contextlib.suppress(OSError):
             status = os.stat(path)
@@ -194,7 +195,7 @@ def _mark(place: str) -> list[int]:
     return []
 
 
-def _is_the_same(mine: list[int], theirs: list[int]) -> bool:
+def is_the_same(mine: list[int], theirs: list[int]) -> bool:
     """Return whether two marks (size, modification time in ns) may be of one file.
 
     If one time is in whole seconds, only seconds are compared, because some file systems store no fractions.

@@ -8,6 +8,9 @@
             place.json           {"epoch": 3, "generation": 1, "written": 1764360000}
         00000003-0001-000002/    within epoch 4: epochs, generation, a number in the generation
         .part-…                  a checkpoint that is being written; renamed when it is complete
+        fit/                     states of ``fit``, in the same form
+        state-3/                 a backup of Keras' ``BackupAndRestore``, renamed when it is complete
+        worker-0/state-3/        the same, if each worker has its own
 
 A checkpoint is written to a temporary directory, which is renamed. In a remote store, a local copy is uploaded.
 ``place.json`` is written last, because object stores rename by copying one file after another. A directory without it
@@ -18,17 +21,33 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over
 
-__all__ = ["CheckpointDirectory", "is_of_a_whole_epoch", "write_place"]
+__all__ = [
+    "BACKUP",
+    "FIT",
+    "CheckpointDirectory",
+    "directory_of_run",
+    "is_of_a_whole_epoch",
+    "newest_checkpoint",
+    "write_place",
+]
+
+FIT = "fit"
+"""The folder, in the directory of a cluster's checkpoints, of the states of ``fit``."""
+
+BACKUP = "state-"
+"""The beginning of the name of a complete backup of ``BackupAndRestore``; a number follows."""
 
 _NAME = re.compile(r"\d{8}(-\d{4}-\d{6,8})?")
 _PLACE, _PART = "place.json", ".part-"
@@ -54,7 +73,8 @@ class CheckpointDirectory:
     def checkpoints(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Yield the names of the complete checkpoints, the oldest first, and the content of their ``place.json``."""
         for name in self._named():
-            with contextlib.suppress(FileNotFoundError):  # incomplete, or removed by the chief meanwhile
+            # incomplete, removed by the chief meanwhile, or cut short by the end of its host
+            with contextlib.suppress(FileNotFoundError, ValueError):
                 yield name, json.loads(self.filesystem.cat_file(f"{self.path}/{name}/{_PLACE}"))
 
     def _is_complete(self, name: str) -> bool:
@@ -123,6 +143,56 @@ class CheckpointDirectory:
             return f"{self.path}/{number}"
         self.filesystem.get(f"{self.path}/{number}", f"{scratch}/{number}", recursive=True)
         return f"{scratch}/{number}"
+
+
+def directory_of_run(model_dir: str, run: str) -> str:
+    """Return the directory of the checkpoints of one cluster, which no other cluster uses.
+
+    Examples
+    --------
+    >>> directory_of_run("hdfs:///models/", "abcdef000001")
+    'hdfs:///models/checkpoints/abcdef000001'
+    """
+    return f"{model_dir.rstrip('/')}/checkpoints/{run}"
+
+
+def newest_checkpoint(directory: str) -> tuple[str, float] | None:
+    """Return the newest complete checkpoint in the directory of a cluster; None without one.
+
+    Parameters
+    ----------
+    directory : str
+        From :func:`directory_of_run`, on a local disk.
+
+    Returns
+    -------
+    tuple of str and float, or None
+        The path of the checkpoint, and when it was written, in seconds since 1970.
+
+    Raises
+    ------
+    OSError
+        If the directory cannot be read.
+    """
+    found = [*_written_in(directory), *_written_in(f"{directory}/{FIT}"), *_backups_in(directory)]
+    return max(found, key=lambda one: one[1], default=None)
+
+
+def _written_in(directory: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and the time of each complete checkpoint, the oldest first."""
+    for name, _ in CheckpointDirectory.at(directory).checkpoints():
+        place = f"{directory}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            yield place, os.stat(f"{place}/{_PLACE}").st_mtime
+
+
+def _backups_in(directory: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and the time of each complete backup of ``BackupAndRestore``."""
+    for pattern in (f"{BACKUP}*", f"*/{BACKUP}*"):
+        for folder in Path(directory).glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                if folder.is_dir() and folder.name.removeprefix(BACKUP).isdecimal():
+                    yield str(folder), folder.stat().st_mtime
 
 
 def is_of_a_whole_epoch(name: str) -> bool:
