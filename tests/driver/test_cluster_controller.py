@@ -560,6 +560,17 @@ def test_a_program_that_never_reports_progress_is_not_watched_for_hangs(make: Ca
     assert cluster.controller.marks() == {"worker:0": (0, 0, 1), "worker:1": (1, 0, 1)}
 
 
+def test_rows_of_a_validation_move_a_node(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    for node in ("worker:0", "worker:1"):
+        cluster.say(beat(node, 5))
+    before = cluster.controller.progress
+    cluster.say(Heartbeat("worker:1", 1.0, 1, (), FeedStatus(5, 5, validated=32)))
+    assert cluster.controller.marks() == {"worker:0": (0, 5, 1), "worker:1": (0, 37, 1)}
+    assert cluster.controller.progress == (before[0] + 32, before[1])
+
+
 def test_a_node_is_expected_to_return_once_another_one_has(make: Callable[..., Cluster]) -> None:
     cluster = make(2, input_mode="tensorflow")
     cluster.bring_up("worker:0", "worker:1")

@@ -80,6 +80,47 @@ def main(args: dict[str, Any], ctx: Any) -> None:
     model.fit(ctx.dataset(32, x="id", y="y"), verbose=0, callbacks=[Hangs()])
 
 
+def while_validating(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit; the second worker hangs in the second step of the validation."""
+    import keras
+    import tensorflow as tf
+
+    class Hangs(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and ctx.task_index == 1:
+                wait_for_ever(args)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows, validation = ctx.dataset(32, x="id", y="y"), ctx.validation(32, x="id", y="y")
+    model.fit(rows, validation_data=validation, epochs=2, verbose=0, callbacks=[Hangs()])
+
+
+def in_input_pipeline(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit; the second worker's input pipeline waits for a server after some batches."""
+    import keras
+    import tensorflow as tf
+
+    batches = iter(range(ROWS))
+
+    def look_up(x: Any) -> Any:
+        if next(batches) > 6 and ctx.task_index == ctx.num_workers - 1:
+            download(args)
+        return x
+
+    def looked_up(x: Any, y: Any) -> tuple[Any, Any]:
+        return tf.ensure_shape(tf.py_function(look_up, [x], tf.int64), [None]), y
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    model.fit(ctx.dataset(32, x="id", y="y").map(looked_up), verbose=0)
+
+
+ELSEWHERE = {one.__name__: one for one in (while_validating, in_input_pipeline)}
+
+
 def own_loop(args: dict[str, Any], ctx: Any) -> None:
     """Train in a custom loop; the first worker does one more collective, or the second one skips a step."""
     import tensorflow as tf
@@ -172,7 +213,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 LEFT_ALONE = "worker:0 waits in TensorFlow for the other nodes, line .* in own_loop; main of worker:1 has returned"
-Hung = Callable[[str], "tuple[Cluster, str]"]
+Hung = Callable[..., "tuple[Cluster, str]"]
 
 
 @pytest.fixture
@@ -183,16 +224,18 @@ def hung(
     clusters: list[Cluster] = []
     feeders: list[threading.Thread] = []
 
-    def feed(cluster: Cluster) -> None:
+    def feed(cluster: Cluster, how: str) -> None:
+        rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
         with pytest.raises(errors.TfosError):
-            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+            cluster.train(rows, epochs=1 + (how in ELSEWHERE), validation=rows if how == "while_validating" else None)
             cluster.wait()
 
-    def run(how: str) -> tuple[Cluster, str]:
+    def run(how: str, workers: int = 2) -> tuple[Cluster, str]:
         args = {"how": how, "server": list(server), "fifo": str(tmp_path / "fifo")}
-        cluster = launch(main if how in WRONG else own_loop, args, workers=2, spark=spark, heartbeat_timeout=60.0)
+        program = ELSEWHERE.get(how) or (main if how in WRONG else own_loop)
+        cluster = launch(program, args, workers=workers, spark=spark, heartbeat_timeout=60.0)
         clusters.append(cluster)
-        feeders.append(threading.Thread(target=feed, args=(cluster,)))
+        feeders.append(threading.Thread(target=feed, args=(cluster, how)))
         feeders[-1].start()
 
         def told() -> str:
@@ -258,6 +301,34 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
         assert "stopped by a signal" in stacks["worker:1"]
     else:
         assert f"in {how}" in stacks["worker:1"].split("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "told"),
+    [
+        (
+            "while_validating",
+            2,
+            r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in wait_for_ever\.",
+        ),
+        (
+            "in_input_pipeline",
+            2,
+            r"worker:1 is behind: it waits for an answer from the network, line \d+ of \S+, in download, which runs",
+        ),
+        pytest.param(
+            "in_input_pipeline",
+            1,
+            r"worker:0 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download, ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_hang_outside_of_the_training_steps_is_explained(hung: Hung, how: str, workers: int, told: str) -> None:
+    cluster, said = hung(how, workers)
+    assert pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
+    assert re.search(told, said), said
+    assert [node.node for node in cluster.snapshot().nodes if node.stuck] == [f"worker:{workers - 1}"]
 
 
 @pytest.mark.parametrize(

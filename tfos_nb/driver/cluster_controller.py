@@ -285,9 +285,10 @@ class ClusterController:
             self.history.record(node, report)
         self._reports += len(message.reports) if not member.node.role.evaluates else 0
         if message.feed is not None:
-            self._rows -= figures.rows
+            self._rows -= figures.rows + figures.validated
             figures.count_rows(message.feed.rows_out, now)
-            self._rows += figures.rows
+            figures.validated = message.feed.validated
+            self._rows += figures.rows + figures.validated
         began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # step 0 announces it
         self._apply(HeartbeatReceived(node, began, message.feed.waits_for_rows if message.feed is not None else None))
 
@@ -680,7 +681,7 @@ class ClusterController:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of rows that all nodes have taken, and of progress reports that the training nodes have sent."""
+        """Number of rows that all nodes have taken, also to validate, and of reports of the training nodes."""
         with self.changed:
             return self._rows, self._reports
 
@@ -702,7 +703,8 @@ class ClusterController:
             speaks = any(one.taken or one.has_rows for one in figures.values())
             if not speaks and not any(one.returned for one in self.membership.present.training):
                 return None
-            return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
+            now = self.membership.rendezvous
+            return {name: (one.taken, one.rows + one.validated, now) for name, one in figures.items()}
 
     def start_marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves, from its start on; None if no node needs a link to another.
