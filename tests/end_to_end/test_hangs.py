@@ -71,7 +71,7 @@ def main(args: dict[str, Any], ctx: Any) -> None:
 
     class Hangs(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 5 and ctx.task_index == 1:
+            if batch == 5 and ctx.task_index == 1 and args["how"]:
                 WRONG[args["how"]](args)
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
@@ -118,7 +118,23 @@ def in_input_pipeline(args: dict[str, Any], ctx: Any) -> None:
     model.fit(ctx.dataset(32, x="id", y="y").map(looked_up), verbose=0)
 
 
-ELSEWHERE = {one.__name__: one for one in (while_validating, in_input_pipeline)}
+def before_fit(args: dict[str, Any], ctx: Any) -> None:
+    """The second worker waits for a server before it makes its model, for which the first one needs it."""
+    if ctx.task_index == 1:
+        download(args)
+    main(args, ctx)
+
+
+def loads_slowly(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit, after the second worker has waited for many small packets."""
+    if ctx.task_index == 1:
+        with socket.create_connection(tuple(args["server"])) as connection:
+            while connection.recv(1 << 16):
+                pass
+    main({"how": ""}, ctx)
+
+
+ELSEWHERE = {one.__name__: one for one in (while_validating, in_input_pipeline, before_fit)}
 
 
 def own_loop(args: dict[str, Any], ctx: Any) -> None:
@@ -317,6 +333,13 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
             r"worker:1 is behind: it waits for an answer from the network, line \d+ of \S+, in download, which runs",
         ),
         pytest.param(
+            "before_fit",
+            2,
+            r"worker:1 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download; "
+            r"for \d+ s it has been at the same line, and used no CPU\.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "in_input_pipeline",
             1,
             r"worker:0 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download, ",
@@ -326,9 +349,29 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
 )
 def test_a_hang_outside_of_the_training_steps_is_explained(hung: Hung, how: str, workers: int, told: str) -> None:
     cluster, said = hung(how, workers)
-    assert pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
+    assert how == "before_fit" or pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
     assert re.search(told, said), said
     assert [node.node for node in cluster.snapshot().nodes if node.stuck] == [f"worker:{workers - 1}"]
+
+
+@pytest.mark.slow
+def test_a_slow_download_before_the_first_step_is_no_hang(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for _ in range(400):
+                connection.sendall(b"x" * 500)
+                time.sleep(0.05)
+
+    caplog.set_level(logging.WARNING)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with launch(loads_slowly, {"server": list(listener.getsockname())}, workers=2, spark=spark) as cluster:
+            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+            cluster.wait()
+    assert " no step for " not in caplog.text
 
 
 @pytest.mark.parametrize(

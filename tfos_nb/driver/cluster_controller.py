@@ -688,23 +688,40 @@ class ClusterController:
     def marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves; None while nothing can be expected of the nodes.
 
-        That is until all nodes that train have begun, and while none has rows. A program that takes no rows and has
-        never reported a step does not say whether it moves, so it is expected only to return on all nodes.
+        That is until ``main`` runs on all nodes that train, and while none has rows. Before the first step it is enough
+        that rows are fed: a node may get none while another one does not take its own. A program that takes no rows and
+        has never reported a step does not say whether it moves, so it is expected only to return on all nodes.
         """
         with self.changed:
             training = self._still_training()
-            if not training or not all(one.status is NodeStatus.TRAINING for one in training):
-                return None
-            if self.membership.failures:  # the nodes will start again or end
+            if not training or self.membership.failures:  # with failures, the nodes will start again or end
                 return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
-            if all(one.waits_for_rows for one in figures.values()):
-                return None
-            speaks = any(one.taken or one.has_rows for one in figures.values())
-            if not speaks and not any(one.returned for one in self.membership.present.training):
+            are_up = all(one.status in (NodeStatus.FEEDING, NodeStatus.TRAINING) for one in training)
+            is_fed_first_rows = are_up and self.starts and self.feeds.has_rows_left
+            if not is_fed_first_rows and not self._have_something_to_do(training, list(figures.values())):
                 return None
             now = self.membership.rendezvous
             return {name: (one.taken, one.rows + one.validated, now) for name, one in figures.items()}
+
+    def _have_something_to_do(self, training: Sequence[Member], figures: Sequence[NodeFigures]) -> bool:
+        """Whether all nodes have begun, and have rows, report steps, or should return as others have."""
+        if not all(one.status is NodeStatus.TRAINING for one in training):
+            return False
+        if all(one.waits_for_rows for one in figures):
+            return False
+        speaks = any(one.taken or one.has_rows for one in figures)
+        return speaks or any(one.returned for one in self.membership.present.training)
+
+    @property
+    def starts(self) -> bool:
+        """Whether a node that is fed has neither taken a row nor reported a step yet.
+
+        With parameter servers it is not known: a coordinator's workers serve, and do nothing of their own.
+        """
+        with self.changed:
+            fed = self.membership.present.fed
+            return not self.plan.ps and any(not one.began and not one.status.ended for one in fed)
 
     def start_marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves, from its start on; None if no node needs a link to another.

@@ -105,3 +105,16 @@ def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[
     pid = start("print('ready', flush=True)")
     assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert take_stacks("worker:1", 1, pid, str(tmp_path)).text == ""
+
+
+WAKES = "print('ready', flush=True)\nwhile True: threading.Event().wait(0.001)"
+
+
+@pytest.mark.parametrize(("script", "least", "most"), [("wait_for_ever()", 0, 5), (WAKES, 30, 5000)])
+def test_a_main_thread_that_wakes_again_and_again_has_waited_more_often(
+    start: Callable[[str], int], tmp_path: Path, script: str, least: int, most: int
+) -> None:
+    pid = start(script)
+    assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    first, second = (take_stacks("worker:1", 1, pid, str(tmp_path)).waits for _ in range(2))
+    assert least <= second - first <= most

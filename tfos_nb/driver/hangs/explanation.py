@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import PurePath
 
 from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main, frames_of_others
 
-__all__ = ["Finding", "Situation", "describe_slow", "explain", "never_ends"]
+__all__ = ["WORKS", "Finding", "Situation", "describe_slow", "explain", "never_ends"]
 
-_WORKS = 20.0  # percent of a core: a process that waits for its peers uses less
+WORKS = 20.0
+"""Percent of a core, or of a GPU: a process that waits for its peers uses less of a core."""
+
 _LIBRARIES = re.compile(
     r"/(site|dist)-packages/|/lib/python\d|^<frozen |^<string>$|/tfos_nb/|__autograph_generated_file"
 )
@@ -30,6 +32,7 @@ _NETWORK = re.compile(
 )
 _TOGETHER = re.compile(r"/tfos_nb/runtime/keras/replicas/collective_calls\.py:\d+ in call_with_all_workers$")
 _CALLBACKS = re.compile(r"/callbacks(/|\.py$)")  # of Keras, and of tf_keras
+_FEED = re.compile(r"/tfos_nb/runtime/(feed|datasets)/")
 _CALLERS = re.compile(r"/tensorflow/python/(ops/script_ops\.py$|data/)|/keras/src/|/tf_keras/")
 _CELL = re.compile(r"/ipykernel_\d+/|^<ipython-input")
 _PRESSED = 10.0  # percent
@@ -59,7 +62,7 @@ class Finding:
     is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes
     that train make the same step, or the same variable. ``line`` is the line of the program that it is in.
     ``blocked`` says that it may wait for another node outside of a step: for an answer from the network, or in native
-    code that holds Python's lock.
+    code that holds Python's lock. ``answered`` says that its stack is known.
     """
 
     node: str
@@ -70,10 +73,15 @@ class Finding:
     needs_all: bool = False
     line: str = ""
     blocked: bool = False
+    answered: bool = True
 
 
-def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
+def explain(
+    situations: Sequence[Situation], returned: Sequence[str] = (), *, starts: bool = False
+) -> tuple[str, list[Finding]]:
     """Return one sentence about the whole, and what each node does; ``returned`` are nodes whose ``main`` is over.
+
+    While a cluster ``starts``, a node that does not answer may wait for another one.
 
     Examples
     --------
@@ -83,6 +91,8 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
     """
     is_alone = len(situations) == 1 and not returned
     findings = [_finding(one, is_alone) for one in situations]
+    if starts:
+        findings = _with_those_that_connect(findings)
     behind = [one for one in findings if not one.waits]
     without_rows = [one.node for one in situations if one.waits_for_rows]
     if len(behind) == 1:
@@ -105,6 +115,17 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
         lines = (f"{one.node} is in {one.line or 'no line of your program'}" for one in findings)
         told += f". {'; '.join(lines)}"
     return f"{told}. Last reported: {places}" if places else told, findings
+
+
+def _with_those_that_connect(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; nodes that did not answer wait for the one that is behind, if there is one.
+
+    TensorFlow holds Python's lock while it connects to the other nodes.
+    """
+    if not any(one.answered and not one.waits for one in findings):
+        return list(findings)
+    text = "did not answer when it was asked for its stack: TensorFlow may wait until it has connected to all nodes"
+    return [one if one.answered else replace(one, text=text, waits=True) for one in findings]
 
 
 def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
@@ -146,12 +167,12 @@ def _finding(one: Situation, is_alone: bool = False) -> Finding:
     short = f"; its host is short of memory (pressure {pressure:.0f} %)" if pressure >= _PRESSED else ""
     if one.saving or any(_SAVES.search(frame.file) for frame in frames):
         return Finding(one.node, f"saves{where}{short}")
-    busy = (one.cpu_percent or 0.0) >= _WORKS
+    busy = (one.cpu_percent or 0.0) >= WORKS
     called = _called_elsewhere(one.stacks.text) if one.stacks is not None and not busy else ()
     if called and _in_library(frames):
         users = next(frame for frame in called if not _LIBRARIES.search(frame.file))
         return _outside(one.node, called, f", {_named(users)}, which runs in a thread of TensorFlow{short}")
-    if one.waits_for_rows and not busy and (not frames or _in_tensorflow(frames)):
+    if one.waits_for_rows and not busy and (not frames or _may_wait_for_rows(frames)):
         return Finding(one.node, "waits for rows", waits=True)
     if frames and _in_tensorflow(frames):
         if busy:
@@ -186,12 +207,12 @@ def _outside(node: str, frames: Sequence[Frame], where: str) -> Finding:
         return Finding(node, f"is in your program{where}")
     if frames:
         return Finding(node, f"is in {_named(frames[0])}{where}")
-    return Finding(node, "did not answer when it was asked for its stack", blocked=True)
+    return Finding(node, "did not answer when it was asked for its stack", blocked=True, answered=False)
 
 
 def _waiting(one: Situation, frames: Sequence[Frame], whom: str, users: Frame | None) -> Finding:
     """Return what a node does that is in TensorFlow and uses no CPU."""
-    on_gpu = (one.gpu_percent or 0.0) >= _WORKS
+    on_gpu = (one.gpu_percent or 0.0) >= WORKS
     needs_all = not on_gpu and not one.waits_for_rows and _needs_all(frames)
     line = _named(users) if users is not None else ""
     text = f"waits in TensorFlow{whom}{', ' if line else ''}{line}"
@@ -221,6 +242,12 @@ def _in_tensorflow(frames: Sequence[Frame]) -> bool:
     """Whether the innermost call outside of Python's own library is TensorFlow's: it may wait for its own threads."""
     first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
     return first is not None and bool(_TENSORFLOW.search(first.file))
+
+
+def _may_wait_for_rows(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost call outside of Python's own library is TensorFlow's, or that of a dataset of fed rows."""
+    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
+    return _in_tensorflow(frames) or (first is not None and bool(_FEED.search(first.file)))
 
 
 def _needs_all(frames: Sequence[Frame]) -> bool:

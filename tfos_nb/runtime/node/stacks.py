@@ -80,7 +80,8 @@ class StacksTaken:
     ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
     letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
     ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent. ``host``
-    is what the host did while the process was asked.
+    is what the host did while the process was asked. ``waits`` counts how often the main thread has begun to wait so
+    far, for instance for a packet of a download.
     """
 
     node: str
@@ -89,6 +90,7 @@ class StacksTaken:
     state: str = ""
     memory_pressure: float = 0.0
     host: HostFigures | None = None
+    waits: int = 0
 
 
 class Frame(NamedTuple):
@@ -119,13 +121,13 @@ def _write_when_asked(pipe: int, file: int) -> None:
 def take_stacks(node: str, number: int, pid: int, directory: str) -> StacksTaken:
     """Ask a process for its stacks; waits for a second at most, and for :data:`_MEASURED` seconds at least."""
     host, since = _HostCounters.now(), time.monotonic()
-    before = _state_of(pid)
+    before, waits = _state_of(pid), _waits_of(pid)
     text = _answer(directory) if before not in ("", "T", "Z") else ""
     if not text and (tool := _py_spy()):
         text = _of_py_spy(tool, pid)
     if (left := since + _MEASURED - time.monotonic()) > 0:
         threading.Event().wait(left)
-    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure(), _HostCounters.now().since(host))
+    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure(), _HostCounters.now().since(host), waits)
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,14 @@ def _state_of(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
+
+
+def _waits_of(pid: int) -> int:
+    """Return the main thread's voluntary context switches; 0 if they are not known."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+    return 0
 
 
 def _memory_pressure() -> float:
