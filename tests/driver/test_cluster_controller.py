@@ -560,6 +560,36 @@ def test_a_program_that_never_reports_progress_is_not_watched_for_hangs(make: Ca
     assert cluster.controller.marks() == {"worker:0": (0, 0, 1), "worker:1": (1, 0, 1)}
 
 
+def test_rows_of_a_validation_move_a_node(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    for node in ("worker:0", "worker:1"):
+        cluster.say(beat(node, 5))
+    before = cluster.controller.progress
+    cluster.say(Heartbeat("worker:1", 1.0, 1, (), FeedStatus(5, 5, validated=32)))
+    assert cluster.controller.marks() == {"worker:0": (0, 5, 1), "worker:1": (0, 37, 1)}
+    assert cluster.controller.progress == (before[0] + 32, before[1])
+
+
+def test_nodes_are_watched_before_their_first_step_while_rows_are_fed(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(beat("worker:0", 0))
+    cluster.say(beat("worker:1", 0, waits_for_rows=True))
+    assert cluster.state("worker:1").status is NodeStatus.FEEDING
+    assert cluster.controller.marks() is None, "train was not called"
+    cluster.controller.feeds.begin(1, False, 1, 1)
+    assert cluster.controller.marks() == {"worker:0": (0, 0, 1), "worker:1": (0, 0, 1)}
+    assert cluster.controller.starts
+    cluster.say(beat("worker:0", 8))
+    cluster.say(beat("worker:1", 8))
+    assert not cluster.controller.starts
+
+
+def test_the_start_of_a_coordinators_workers_is_not_watched(make: Callable[..., Cluster]) -> None:
+    assert not make(2, ps=1).controller.starts
+
+
 def test_a_node_is_expected_to_return_once_another_one_has(make: Callable[..., Cluster]) -> None:
     cluster = make(2, input_mode="tensorflow")
     cluster.bring_up("worker:0", "worker:1")

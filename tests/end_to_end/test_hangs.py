@@ -71,13 +71,70 @@ def main(args: dict[str, Any], ctx: Any) -> None:
 
     class Hangs(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 5 and ctx.task_index == 1:
+            if batch == 5 and ctx.task_index == 1 and args["how"]:
                 WRONG[args["how"]](args)
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(loss="mse")
     model.fit(ctx.dataset(32, x="id", y="y"), verbose=0, callbacks=[Hangs()])
+
+
+def while_validating(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit; the second worker hangs in the second step of the validation."""
+    import keras
+    import tensorflow as tf
+
+    class Hangs(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and ctx.task_index == 1:
+                wait_for_ever(args)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows, validation = ctx.dataset(32, x="id", y="y"), ctx.validation(32, x="id", y="y")
+    model.fit(rows, validation_data=validation, epochs=2, verbose=0, callbacks=[Hangs()])
+
+
+def in_input_pipeline(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit; the second worker's input pipeline waits for a server after some batches."""
+    import keras
+    import tensorflow as tf
+
+    batches = iter(range(ROWS))
+
+    def look_up(x: Any) -> Any:
+        if next(batches) > 6 and ctx.task_index == ctx.num_workers - 1:
+            download(args)
+        return x
+
+    def looked_up(x: Any, y: Any) -> tuple[Any, Any]:
+        return tf.ensure_shape(tf.py_function(look_up, [x], tf.int64), [None]), y
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    model.fit(ctx.dataset(32, x="id", y="y").map(looked_up), verbose=0)
+
+
+def before_fit(args: dict[str, Any], ctx: Any) -> None:
+    """The second worker waits for a server before it makes its model, for which the first one needs it."""
+    if ctx.task_index == 1:
+        download(args)
+    main(args, ctx)
+
+
+def loads_slowly(args: dict[str, Any], ctx: Any) -> None:
+    """Train with Keras' fit, after the second worker has waited for many small packets."""
+    if ctx.task_index == 1:
+        with socket.create_connection(tuple(args["server"])) as connection:
+            while connection.recv(1 << 16):
+                pass
+    main({"how": ""}, ctx)
+
+
+ELSEWHERE = {one.__name__: one for one in (while_validating, in_input_pipeline, before_fit)}
 
 
 def own_loop(args: dict[str, Any], ctx: Any) -> None:
@@ -172,7 +229,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 LEFT_ALONE = "worker:0 waits in TensorFlow for the other nodes, line .* in own_loop; main of worker:1 has returned"
-Hung = Callable[[str], "tuple[Cluster, str]"]
+Hung = Callable[..., "tuple[Cluster, str]"]
 
 
 @pytest.fixture
@@ -183,16 +240,18 @@ def hung(
     clusters: list[Cluster] = []
     feeders: list[threading.Thread] = []
 
-    def feed(cluster: Cluster) -> None:
+    def feed(cluster: Cluster, how: str) -> None:
+        rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
         with pytest.raises(errors.TfosError):
-            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+            cluster.train(rows, epochs=1 + (how in ELSEWHERE), validation=rows if how == "while_validating" else None)
             cluster.wait()
 
-    def run(how: str) -> tuple[Cluster, str]:
+    def run(how: str, workers: int = 2) -> tuple[Cluster, str]:
         args = {"how": how, "server": list(server), "fifo": str(tmp_path / "fifo")}
-        cluster = launch(main if how in WRONG else own_loop, args, workers=2, spark=spark, heartbeat_timeout=60.0)
+        program = ELSEWHERE.get(how) or (main if how in WRONG else own_loop)
+        cluster = launch(program, args, workers=workers, spark=spark, heartbeat_timeout=60.0)
         clusters.append(cluster)
-        feeders.append(threading.Thread(target=feed, args=(cluster,)))
+        feeders.append(threading.Thread(target=feed, args=(cluster, how)))
         feeders[-1].start()
 
         def told() -> str:
@@ -258,6 +317,61 @@ def test_a_hang_is_explained(hung: Hung, how: str, told: str) -> None:
         assert "stopped by a signal" in stacks["worker:1"]
     else:
         assert f"in {how}" in stacks["worker:1"].split("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "told"),
+    [
+        (
+            "while_validating",
+            2,
+            r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in wait_for_ever\.",
+        ),
+        (
+            "in_input_pipeline",
+            2,
+            r"worker:1 is behind: it waits for an answer from the network, line \d+ of \S+, in download, which runs",
+        ),
+        pytest.param(
+            "before_fit",
+            2,
+            r"worker:1 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download; "
+            r"for \d+ s it has been at the same line, and used no CPU\.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "in_input_pipeline",
+            1,
+            r"worker:0 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download, ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_hang_outside_of_the_training_steps_is_explained(hung: Hung, how: str, workers: int, told: str) -> None:
+    cluster, said = hung(how, workers)
+    assert how == "before_fit" or pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
+    assert re.search(told, said), said
+    assert [node.node for node in cluster.snapshot().nodes if node.stuck] == [f"worker:{workers - 1}"]
+
+
+@pytest.mark.slow
+def test_a_slow_download_before_the_first_step_is_no_hang(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for _ in range(400):
+                connection.sendall(b"x" * 500)
+                time.sleep(0.05)
+
+    caplog.set_level(logging.WARNING)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with launch(loads_slowly, {"server": list(listener.getsockname())}, workers=2, spark=spark) as cluster:
+            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+            cluster.wait()
+    assert " no step for " not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -293,9 +293,10 @@ class ClusterController:
             self.history.record(node, report)
         self._reports += len(message.reports) if not member.node.role.evaluates else 0
         if message.feed is not None:
-            self._rows -= figures.rows
+            self._rows -= figures.rows + figures.validated
             figures.count_rows(message.feed.rows_out, now)
-            self._rows += figures.rows
+            figures.validated = message.feed.validated
+            self._rows += figures.rows + figures.validated
         began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # step 0 announces it
         self._apply(HeartbeatReceived(node, began, message.feed.waits_for_rows if message.feed is not None else None))
 
@@ -688,29 +689,47 @@ class ClusterController:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of rows that all nodes have taken, and of progress reports that the training nodes have sent."""
+        """Number of rows that all nodes have taken, also to validate, and of reports of the training nodes."""
         with self.changed:
             return self._rows, self._reports
 
     def marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves; None while nothing can be expected of the nodes.
 
-        That is until all nodes that train have begun, and while none has rows. A program that takes no rows and has
-        never reported a step does not say whether it moves, so it is expected only to return on all nodes.
+        That is until ``main`` runs on all nodes that train, and while none has rows. Before the first step it is enough
+        that rows are fed: a node may get none while another one does not take its own. A program that takes no rows and
+        has never reported a step does not say whether it moves, so it is expected only to return on all nodes.
         """
         with self.changed:
             training = self._still_training()
-            if not training or not all(one.status is NodeStatus.TRAINING for one in training):
-                return None
-            if self.membership.failures:  # the nodes will start again or end
+            if not training or self.membership.failures:  # with failures, the nodes will start again or end
                 return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
-            if all(one.waits_for_rows for one in figures.values()):
+            are_up = all(one.status in (NodeStatus.FEEDING, NodeStatus.TRAINING) for one in training)
+            is_fed_first_rows = are_up and self.starts and self.feeds.has_rows_left
+            if not is_fed_first_rows and not self._have_something_to_do(training, list(figures.values())):
                 return None
-            speaks = any(one.taken or one.has_rows for one in figures.values())
-            if not speaks and not any(one.returned for one in self.membership.present.training):
-                return None
-            return {name: (one.taken, one.rows, self.membership.rendezvous) for name, one in figures.items()}
+            now = self.membership.rendezvous
+            return {name: (one.taken, one.rows + one.validated, now) for name, one in figures.items()}
+
+    def _have_something_to_do(self, training: Sequence[Member], figures: Sequence[NodeFigures]) -> bool:
+        """Whether all nodes have begun, and have rows, report steps, or should return as others have."""
+        if not all(one.status is NodeStatus.TRAINING for one in training):
+            return False
+        if all(one.waits_for_rows for one in figures):
+            return False
+        speaks = any(one.taken or one.has_rows for one in figures)
+        return speaks or any(one.returned for one in self.membership.present.training)
+
+    @property
+    def starts(self) -> bool:
+        """Whether a node that is fed has neither taken a row nor reported a step yet.
+
+        With parameter servers it is not known: a coordinator's workers serve, and do nothing of their own.
+        """
+        with self.changed:
+            fed = self.membership.present.fed
+            return not self.plan.ps and any(not one.began and not one.status.ended for one in fed)
 
     def start_marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves, from its start on; None if no node needs a link to another.

@@ -38,6 +38,7 @@ class NodeFigures:
     curves: dict[str, Curve] = field(default_factory=dict)
     estimate: ProgressEstimate = field(default_factory=ProgressEstimate)
     rows: int = 0
+    validated: int = 0  # rows of validations
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     taken: int = 0  # reports of the program

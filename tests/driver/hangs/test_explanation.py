@@ -86,6 +86,57 @@ def test_a_node_that_computes_is_behind_and_one_that_waits_for_rows_is_named() -
     assert explain([waits], ["worker:1"])[0].endswith("; main of worker:1 has returned")
 
 
+SCRIPT_OPS = (f"{PACKAGES}/tensorflow/python/ops/script_ops.py", 145, "_call")
+SOCKET = (f"{PYTHON}/socket.py", 718, "readinto")
+THREAD = (f"{PYTHON}/threading.py", 1002, "_bootstrap")
+
+
+def with_thread(*frames: tuple[str, int, str], main: StacksTaken | None = None) -> StacksTaken:
+    """Return stacks with the frames of another thread."""
+    taken = main or stacks(EXECUTE, KERAS, ("/home/ann/clicks.py", 50, "main"))
+    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+    return replace(taken, text="\n".join([taken.text, "", "Thread 0x03 (most recent call first):", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        (
+            (SOCKET, USERS, SCRIPT_OPS),
+            "waits for an answer from the network, line 31 of clicks.py, in load, which runs",
+        ),
+        (
+            (USERS, SCRIPT_OPS),
+            "is in your program, line 31 of clicks.py, in load, which runs in a thread of TensorFlow",
+        ),
+        ((EXECUTE, USERS, SCRIPT_OPS), "is in your program, line 31 of clicks.py, in load, which runs in a thread"),
+        (
+            (USERS, (f"{PACKAGES}/keras/src/trainers/data_adapters/py_dataset_adapter.py", 9, "get_index"), THREAD),
+            "is in your program, line 31 of clicks.py, in load, which runs",
+        ),
+    ],
+)
+def test_a_node_whose_input_pipeline_waits_is_behind(frames: Sequence[tuple[str, int, str]], text: str) -> None:
+    waits = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=with_thread())
+    behind = replace(waits, node="worker:1", stacks=with_thread(*frames))
+    assert explain([waits, behind])[0].startswith(f"worker:1 is behind: it {text}")
+    assert explain([replace(behind, waits_for_rows=True)])[0].startswith(f"worker:1 is behind: it {text}")
+
+
+def test_threads_of_the_program_itself_do_not_explain_a_wait() -> None:
+    waits = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=with_thread(USERS, THREAD))
+    assert explain([waits, replace(waits, node="worker:1")])[0].startswith("all nodes wait for each other")
+    own = replace(waits, stacks=with_thread(SOCKET, USERS, SCRIPT_OPS, main=stacks(("/home/ann/clicks.py", 7, "end"))))
+    assert explain([own])[0] == "worker:0 is behind: it is in your program, line 7 of clicks.py, in end"
+
+
+def test_a_single_node_waits_for_no_other() -> None:
+    alone = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=stacks(EXECUTE, USERS))
+    told, (finding,) = explain([alone])
+    assert told == "worker:0 waits in TensorFlow, line 31 of clicks.py, in load, and does not compute"
+    assert finding.text == "waits in TensorFlow, line 31 of clicks.py, in load"
+
+
 KERAS = (f"{PACKAGES}/keras/src/backend/tensorflow/trainer.py", 399, "fit")
 TOGETHER = (f"{PACKAGES}/tfos_nb/runtime/keras/replicas/collective_calls.py", 21, "call_with_all_workers")
 ALONE = (f"{PACKAGES}/tfos_nb/runtime/keras/replicas/collective_calls.py", 51, "method_that_is_shown")

@@ -43,6 +43,8 @@ class Nodes:
         self.written: list[Sequence[Finding]] = []
         self.returned: list[str] = []
         self.failed: list[tuple[str, str]] = []
+        self.starts = False
+        self.cpu_seconds = 0.0
         self.moves_when_asked = self.compiles = self.is_alone = self.goes_on_alone = False
         self.letter = "T"
         self.has_rows_left = True
@@ -52,6 +54,9 @@ class Nodes:
 
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
+
+    def worked(self) -> Mapping[str, float]:
+        return {"worker:0": self.cpu_seconds, "worker:1": self.cpu_seconds}
 
     @property
     def some_are_stopped(self) -> bool:
@@ -147,6 +152,55 @@ def test_a_training_with_slow_steps_gets_the_time_of_five_steps(
     assert not caplog.records
     look(watch, range(78, 84))
     assert len(caplog.records) == 1
+
+
+def test_nodes_that_are_still_before_their_first_step_are_reported(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.starts = nodes.goes_on_alone = True
+    nodes.letter = "S"
+    for second in range(1, 30):  # a long start: it computes
+        nodes.cpu_seconds += 0.4
+        watch.look(float(second))
+    assert not caplog.records
+    look(watch, range(30, 60))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "cluster clicks: no step for 42 s: worker:0 is behind: it is in your program, line 7 of train.py, in main; "
+        "for 13 s it has been at the same line, and used no CPU. cluster.stacks() shows more"
+    )
+
+    nodes.cpu_seconds += 30  # it goes on, and may compile for long
+    look(watch, range(60, 90))
+    assert len(caplog.records) == 3, "it is told again once it is still again"
+    assert caplog.records[1].getMessage().startswith("cluster clicks: continues after 6")
+
+
+def test_the_time_until_the_first_step_is_no_usual_time(nodes: Nodes, watch: HangWatch) -> None:
+    nodes.starts, nodes.letter = True, "S"
+    watch.look(1.0)
+    nodes.starts, nodes.steps = False, 1  # its first row
+    watch.look(2.0)
+    for second, steps in ((9, 2), (10, 3)):  # TensorFlow traces the first step
+        nodes.steps = steps
+        watch.look(float(second))
+    assert watch._usual == 1.0
+
+
+def test_nodes_that_wait_before_their_first_step_are_asked_less_often_if_they_are_many(
+    nodes: Nodes, watch: HangWatch
+) -> None:
+    nodes.starts, nodes.letter, nodes.cpu_seconds = True, "S", 0.0
+    for second in range(1, 300):
+        nodes.cpu_seconds += 1.0
+        watch.look(float(second))
+    few, nodes.asked = len(nodes.asked), []
+    watch._marks = many = dict.fromkeys(map(str, range(5000)), 0)
+    nodes.marks = lambda: many  # type: ignore[method-assign]
+    for second in range(300, 600):
+        nodes.cpu_seconds += 1.0
+        watch.look(float(second))
+    assert (few, len(nodes.asked)) == (43, 6)
 
 
 def test_nodes_without_expected_progress_do_not_hang(

@@ -87,16 +87,18 @@ def test_without_validation_rows_the_error_says_how_to_provide_them(node: Node) 
         ValidationRows(node.queue).schema()
 
 
-def test_a_validating_node_is_not_reported_as_stalled(node: Node) -> None:
+def test_a_validating_node_waits_for_no_rows_and_counts_those_it_validates(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
-    before = node.queue.status().waits_for_rows
+    before = node.queue.status()
     rows = ValidationRows(node.queue).next_pass()
     assert rows is not None
     next(rows)
-    assert (before, node.queue.status().waits_for_rows) == (False, True)
+    while_validating = node.queue.status()
+    assert [(one.waits_for_rows, one.validated) for one in (before, while_validating)] == [(False, 0), (False, 5)]
     list(rows)
-    assert not node.queue.status().waits_for_rows
+    list(ValidationRows(node.queue).next_pass() or ())
+    assert (node.queue.status().validated, node.queue.status().rows_out) == (10, 0)
 
 
 def test_enough_drops_the_waiting_and_coming_rows_of_the_call(node: Node) -> None:

@@ -82,9 +82,22 @@ def test_reading_stacks_does_not_harm_a_process_with_running_threads(
 def test_no_stacks_are_returned_while_native_code_holds_the_gil(
     start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")  # without py-spy
     pid = start("hold_the_lock()")
+    monkeypatch.setenv("PATH", "")  # without py-spy
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert until(lambda: take_stacks("worker:1", 1, pid, str(tmp_path)).text == "")
+
+
+def test_py_spy_beside_the_executors_python_is_used(
+    start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "py-spy"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho seen\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tool.with_name("python")))
+    monkeypatch.setenv("PATH", "/nothing")
+    assert take_stacks("worker:1", 1, psutil.Process().pid, str(tmp_path / "no answer")).text == "seen\n"
 
 
 def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[[str], int], tmp_path: Path) -> None:
@@ -92,3 +105,16 @@ def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[
     pid = start("print('ready', flush=True)")
     assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert take_stacks("worker:1", 1, pid, str(tmp_path)).text == ""
+
+
+WAKES = "print('ready', flush=True)\nwhile True: threading.Event().wait(0.001)"
+
+
+@pytest.mark.parametrize(("script", "least", "most"), [("wait_for_ever()", 0, 5), (WAKES, 30, 5000)])
+def test_a_main_thread_that_wakes_again_and_again_has_waited_more_often(
+    start: Callable[[str], int], tmp_path: Path, script: str, least: int, most: int
+) -> None:
+    pid = start(script)
+    assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    first, second = (take_stacks("worker:1", 1, pid, str(tmp_path)).waits for _ in range(2))
+    assert least <= second - first <= most

@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import PurePath
 
-from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main
+from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main, frames_of_others
 
-__all__ = ["Finding", "Situation", "describe_slow", "explain", "never_ends"]
+__all__ = ["WORKS", "Finding", "Situation", "describe_slow", "explain", "never_ends"]
 
-_WORKS = 20.0  # percent of a core: a process that waits for its peers uses less
+WORKS = 20.0
+"""Percent of a core, or of a GPU: a process that waits for its peers uses less of a core."""
+
 _LIBRARIES = re.compile(
     r"/(site|dist)-packages/|/lib/python\d|^<frozen |^<string>$|/tfos_nb/|__autograph_generated_file"
 )
@@ -30,6 +32,8 @@ _NETWORK = re.compile(
 )
 _TOGETHER = re.compile(r"/tfos_nb/runtime/keras/replicas/collective_calls\.py:\d+ in call_with_all_workers$")
 _CALLBACKS = re.compile(r"/callbacks(/|\.py$)")  # of Keras, and of tf_keras
+_FEED = re.compile(r"/tfos_nb/runtime/(feed|datasets)/")
+_CALLERS = re.compile(r"/tensorflow/python/(ops/script_ops\.py$|data/)|/keras/src/|/tf_keras/")
 _CELL = re.compile(r"/ipykernel_\d+/|^<ipython-input")
 _PRESSED = 10.0  # percent
 
@@ -58,7 +62,7 @@ class Finding:
     is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes
     that train make the same step, or the same variable. ``line`` is the line of the program that it is in.
     ``blocked`` says that it may wait for another node outside of a step: for an answer from the network, or in native
-    code that holds Python's lock.
+    code that holds Python's lock. ``answered`` says that its stack is known.
     """
 
     node: str
@@ -69,10 +73,15 @@ class Finding:
     needs_all: bool = False
     line: str = ""
     blocked: bool = False
+    answered: bool = True
 
 
-def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
+def explain(
+    situations: Sequence[Situation], returned: Sequence[str] = (), *, starts: bool = False
+) -> tuple[str, list[Finding]]:
     """Return one sentence about the whole, and what each node does; ``returned`` are nodes whose ``main`` is over.
+
+    While a cluster ``starts``, a node that does not answer may wait for another one.
 
     Examples
     --------
@@ -80,7 +89,10 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
     >>> explain([Situation("worker:0", (1, 7), waits_for_rows=True), stopped])[0]
     'worker:1 is behind: it was stopped by a signal (SIGSTOP)'
     """
-    findings = [_finding(one) for one in situations]
+    is_alone = len(situations) == 1 and not returned
+    findings = [_finding(one, is_alone) for one in situations]
+    if starts:
+        findings = _with_those_that_connect(findings)
     behind = [one for one in findings if not one.waits]
     without_rows = [one.node for one in situations if one.waits_for_rows]
     if len(behind) == 1:
@@ -92,8 +104,8 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
     if returned:
         waiting = "; ".join(f"{one.node} {one.text}" for one in findings)
         return f"{waiting}; main of {', '.join(returned)} has returned", findings
-    if len(situations) == 1:
-        return f"{situations[0].node} waits in TensorFlow, and does not compute", findings
+    if is_alone:
+        return f"{findings[0].node} {findings[0].text}, and does not compute", findings
     places = ", ".join(f"{one.node} step {one.place[1]} of epoch {one.place[0]}" for one in situations if one.place[0])
     told = (
         "all nodes wait for each other in TensorFlow. All of them must do the same operations together, in the same "
@@ -103,6 +115,17 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
         lines = (f"{one.node} is in {one.line or 'no line of your program'}" for one in findings)
         told += f". {'; '.join(lines)}"
     return f"{told}. Last reported: {places}" if places else told, findings
+
+
+def _with_those_that_connect(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; nodes that did not answer wait for the one that is behind, if there is one.
+
+    TensorFlow holds Python's lock while it connects to the other nodes.
+    """
+    if not any(one.answered and not one.waits for one in findings):
+        return list(findings)
+    text = "did not answer when it was asked for its stack: TensorFlow may wait until it has connected to all nodes"
+    return [one if one.answered else replace(one, text=text, waits=True) for one in findings]
 
 
 def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
@@ -130,8 +153,8 @@ def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
     )
 
 
-def _finding(one: Situation) -> Finding:
-    """Return what a node does, from the surest sign to the weakest."""
+def _finding(one: Situation, is_alone: bool = False) -> Finding:
+    """Return what a node does, from the surest sign to the weakest; a node that ``is_alone`` waits for no other."""
     state = one.stacks.state if one.stacks is not None else ""
     frames = frames_of_main(one.stacks.text) if one.stacks is not None else []
     users = next((frame for frame in frames if not _LIBRARIES.search(frame.file)), None)
@@ -144,24 +167,18 @@ def _finding(one: Situation) -> Finding:
     short = f"; its host is short of memory (pressure {pressure:.0f} %)" if pressure >= _PRESSED else ""
     if one.saving or any(_SAVES.search(frame.file) for frame in frames):
         return Finding(one.node, f"saves{where}{short}")
-    busy = (one.cpu_percent or 0.0) >= _WORKS
-    if one.waits_for_rows and not busy and (not frames or _in_tensorflow(frames)):
+    busy = (one.cpu_percent or 0.0) >= WORKS
+    called = _called_elsewhere(one.stacks.text) if one.stacks is not None and not busy else ()
+    if called and _in_library(frames):
+        users = next(frame for frame in called if not _LIBRARIES.search(frame.file))
+        return _outside(one.node, called, f", {_named(users)}, which runs in a thread of TensorFlow{short}")
+    if one.waits_for_rows and not busy and (not frames or _may_wait_for_rows(frames)):
         return Finding(one.node, "waits for rows", waits=True)
     if frames and _in_tensorflow(frames):
         if busy:
             return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
-        on_gpu = (one.gpu_percent or 0.0) >= _WORKS
-        needs_all = not on_gpu and not one.waits_for_rows and _needs_all(frames)
-        text = f"waits in TensorFlow for the other nodes{where}"
-        line = _named(users) if users is not None else ""
-        return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all, line=line)
-    if frames and _NETWORK.search(frames[0].file):
-        return Finding(one.node, f"waits for an answer from the network{where}{short}", blocked=True)
-    if users is not None:
-        return Finding(one.node, f"is in your program{where}{short}")
-    if frames:
-        return Finding(one.node, f"is in {_named(frames[0])}{short}")
-    return Finding(one.node, "did not answer when it was asked for its stack", blocked=True)
+        return _waiting(one, frames, "" if is_alone else " for the other nodes", users)
+    return _outside(one.node, frames, f"{where}{short}")
 
 
 def describe_slow(samples: Sequence[StacksTaken]) -> str:
@@ -182,10 +199,55 @@ def describe_slow(samples: Sequence[StacksTaken]) -> str:
     return text if times > 1 or not computes else f"waits for its rows, or {computes}"
 
 
+def _outside(node: str, frames: Sequence[Frame], where: str) -> Finding:
+    """Return what a node does that is not in TensorFlow; ``where`` begins with the program's line, if there is one."""
+    if frames and _NETWORK.search(frames[0].file):
+        return Finding(node, f"waits for an answer from the network{where}", blocked=True)
+    if any(not _LIBRARIES.search(frame.file) for frame in frames):
+        return Finding(node, f"is in your program{where}")
+    if frames:
+        return Finding(node, f"is in {_named(frames[0])}{where}")
+    return Finding(node, "did not answer when it was asked for its stack", blocked=True, answered=False)
+
+
+def _waiting(one: Situation, frames: Sequence[Frame], whom: str, users: Frame | None) -> Finding:
+    """Return what a node does that is in TensorFlow and uses no CPU."""
+    on_gpu = (one.gpu_percent or 0.0) >= WORKS
+    needs_all = not on_gpu and not one.waits_for_rows and _needs_all(frames)
+    line = _named(users) if users is not None else ""
+    text = f"waits in TensorFlow{whom}{', ' if line else ''}{line}"
+    return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all, line=line)
+
+
+def _in_library(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost call outside of Python's own library is that of an installed package."""
+    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
+    return first is not None and bool(_LIBRARIES.search(first.file))
+
+
+def _called_elsewhere(text: str) -> Sequence[Frame]:
+    """Return the frames of a thread in which TensorFlow or Keras calls the program; empty if there is none.
+
+    Such calls are those of ``tf.py_function`` and of generators, for which the main thread waits. A thread that the
+    program has started itself may wait for as long as it likes.
+    """
+    for frames in frames_of_others(text):
+        place = next((place for place, frame in enumerate(frames) if not _LIBRARIES.search(frame.file)), len(frames))
+        if any(_CALLERS.search(frame.file) for frame in frames[place:]):
+            return frames
+    return ()
+
+
 def _in_tensorflow(frames: Sequence[Frame]) -> bool:
     """Whether the innermost call outside of Python's own library is TensorFlow's: it may wait for its own threads."""
     first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
     return first is not None and bool(_TENSORFLOW.search(first.file))
+
+
+def _may_wait_for_rows(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost call outside of Python's own library is TensorFlow's, or that of a dataset of fed rows."""
+    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
+    return _in_tensorflow(frames) or (first is not None and bool(_FEED.search(first.file)))
 
 
 def _needs_all(frames: Sequence[Frame]) -> bool:

@@ -83,7 +83,8 @@ class StepReport:
 class FeedStatus:
     """Rows that came in and went out since the node started, and what waits in memory.
 
-    ``waits_for_rows``: TensorFlow does; ``dropped`` counts the dropped reports.
+    ``waits_for_rows``: TensorFlow does; ``dropped`` counts the dropped reports; ``validated`` counts the validation
+    rows that went out, which tell a validation that goes on from one that hangs.
     """
 
     rows_in: int = 0
@@ -91,6 +92,7 @@ class FeedStatus:
     queued_bytes: int = 0
     waits_for_rows: bool = False
     dropped: int = 0
+    validated: int = 0
 
 
 @message

@@ -56,6 +56,8 @@ class RowQueue:
     ----------
     rows_out : int
         Rows that were handed out.
+    validated : int
+        Validation rows that were handed out, each time anew.
     passes_before : int
         Passes that this node's predecessor finished; this node begins after them.
     """
@@ -75,10 +77,9 @@ class RowQueue:
         self._telling = threading.Lock()
         self._teller = 0  # the thread that holds it
         self._waits_for_rows = False
-        self._validating = 0  # running passes over validation rows
         self._forgotten_rows = 0
         self._record = PassRecord()  # of the pass that began last
-        self.rows_out = 0
+        self.rows_out = self.validated = 0
         self.passes_before = 0
 
     # --- messages of the driver ---
@@ -353,7 +354,8 @@ class RowQueue:
                 sum(feed.rows_in for feed in feeds) + self._forgotten_rows,
                 self.rows_out,
                 sum(feed.queued_bytes for feed in feeds),
-                waits_for_rows or self._validating > 0,  # while it validates, it rightly takes no training rows
+                waits_for_rows,
+                validated=self.validated,
             )
 
     # --- validation rows ---
@@ -393,11 +395,9 @@ class RowQueue:
         return Pass(self._validate(batches), rows.shares)
 
     def _validate(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._validating += 1
-        try:
-            yield from batches
-        finally:
-            self._validating -= 1
+        for batch in batches:
+            self.validated += batch.num_rows
+            yield batch
 
     # --- within ---
 

@@ -121,4 +121,5 @@ class RowQueues:
             sum(one.rows_out for one in found),
             sum(one.queued_bytes for one in found),
             any(one.waits_for_rows for one in found),
+            validated=sum(one.validated for one in found),
         )

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ __all__ = [
     "HostFigures",
     "StacksTaken",
     "frames_of_main",
+    "frames_of_others",
     "no_answer",
     "take_stacks",
     "write_stacks_when_asked",
@@ -78,7 +80,8 @@ class StacksTaken:
     ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
     letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
     ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent. ``host``
-    is what the host did while the process was asked.
+    is what the host did while the process was asked. ``waits`` counts how often the main thread has begun to wait so
+    far, for instance for a packet of a download.
     """
 
     node: str
@@ -87,6 +90,7 @@ class StacksTaken:
     state: str = ""
     memory_pressure: float = 0.0
     host: HostFigures | None = None
+    waits: int = 0
 
 
 class Frame(NamedTuple):
@@ -117,13 +121,13 @@ def _write_when_asked(pipe: int, file: int) -> None:
 def take_stacks(node: str, number: int, pid: int, directory: str) -> StacksTaken:
     """Ask a process for its stacks; waits for a second at most, and for :data:`_MEASURED` seconds at least."""
     host, since = _HostCounters.now(), time.monotonic()
-    before = _state_of(pid)
+    before, waits = _state_of(pid), _waits_of(pid)
     text = _answer(directory) if before not in ("", "T", "Z") else ""
-    if not text and (tool := shutil.which("py-spy")):
+    if not text and (tool := _py_spy()):
         text = _of_py_spy(tool, pid)
     if (left := since + _MEASURED - time.monotonic()) > 0:
         threading.Event().wait(left)
-    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure(), _HostCounters.now().since(host))
+    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure(), _HostCounters.now().since(host), waits)
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,11 @@ def _main_first(text: str, main: str) -> str:
     return "\n\n".join([*(part.replace("hread", "hread (main)", 1) for part in own), *others])
 
 
+def _py_spy() -> str | None:
+    """Return the path of py-spy: of this Python's environment, which need not be in the PATH of an executor, or any."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
 def _of_py_spy(tool: str, pid: int) -> str:
     """Return what py-spy sees, which also reads the memory of a stopped process; empty if it may not."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -196,6 +205,14 @@ def _state_of(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
+
+
+def _waits_of(pid: int) -> int:
+    """Return the main thread's voluntary context switches; 0 if they are not known."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+    return 0
 
 
 def _memory_pressure() -> float:
@@ -224,5 +241,23 @@ def frames_of_main(text: str) -> list[Frame]:
     [Frame(file='/a.py', line=3, function='load')]
     """
     first = text.split("\n\n", 1)[0] if "(main)" in text.split("\n", 1)[0] else ""
-    found = (_FRAME.match(line) for line in first.splitlines())
+    return _frames(first)
+
+
+def frames_of_others(text: str) -> list[list[Frame]]:
+    """Return the frames of each other thread, the innermost first.
+
+    Examples
+    --------
+    >>> first = ["Thread (main) 0x01 (most recent call first):", '  File "/a.py", line 3 in load']
+    >>> other = ["Thread 0x02 (most recent call first):", '  File "/b.py", line 4 in read']
+    >>> frames_of_others(os.linesep.join([*first, "", *other]))
+    [[Frame(file='/b.py', line=4, function='read')]]
+    """
+    stacks = text.split("\n\n")
+    return [_frames(one) for one in stacks if "(main)" not in one.split("\n", 1)[0]]
+
+
+def _frames(stack: str) -> list[Frame]:
+    found = (_FRAME.match(line) for line in stack.splitlines())
     return [Frame(one[1], int(one[2]), one[3]) for one in found if one]
