@@ -84,7 +84,8 @@ def photograph(tab: Tab, name: str, cell: int = 1) -> None:
 
 
 def test_a_chart_shows_a_real_training_while_its_cell_blocks_the_kernel(open_tab: OpenTab, lab: Lab) -> None:
-    tab = open_tab("curves.ipynb", DIGITS, fit(14, 0.02, lost=6), "digits", "digits.history", "digits.plan")
+    # Slow enough for all that is looked at while it trains: the recovery itself takes little more than a second.
+    tab = open_tab("curves.ipynb", DIGITS, fit(14, 0.05, lost=6), "digits", "digits.history", "digits.plan")
     tab.page.add_style_tag(content=NOT_OF_THE_CELL)
     tab.run_all()
     expect(tab.panel).to_contain_text(re.compile("train, epoch ([3-9]|1\\d) of 14"))
