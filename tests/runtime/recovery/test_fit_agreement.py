@@ -10,8 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.recovery import fit_agreement
-from tfos_nb.runtime.recovery.fit_agreement import _Workers, joined, parts_in
+from tfos_nb.runtime.recovery.fit_agreement import _latest, _Workers, joined, parts_in
+from tfos_nb.runtime.recovery.fit_contents import StateMetadata, arrays_of, shapes_of
+from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 
 ARRAYS = [
     np.array([1.5, float("nan"), -0.0, float("inf")], np.float32),
@@ -56,7 +59,7 @@ class Worker(_Workers):
     def __init__(self, index: int, count: int, meeting: Meeting) -> None:
         self._index, self._count, self._meeting = index, count, meeting
 
-    def _sum(self, words: Any) -> Any:
+    def total(self, words: Any) -> Any:
         return self._meeting.total(self._index, words)
 
 
@@ -80,3 +83,30 @@ def test_one_worker_sends_its_state_in_pieces_and_those_that_want_it_get_it(
     assert [part.tobytes() for part in parts_in(told[2][1], [len(part) for part in state])] == state
     assert max(meeting.sums[1:]) <= most
     assert len(set(meeting.sums[1:])) == 1, "each size is traced"
+
+
+def state(step: int, arrays: list[Any]) -> State:
+    index = shapes_of(arrays)
+    rest = encode(StateMetadata(index=index))
+    return State(StateVersion(1, 1, step), 1, index, [memoryview(array.tobytes()) for array in arrays], rest)
+
+
+def test_a_worker_without_the_latest_state_is_sent_it() -> None:
+    newest, meeting = state(8, ARRAYS), Meeting(3)
+    own = [state(4, ARRAYS[:2]), newest, None]
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(lambda index: _latest(Worker(index, 3, meeting), own[index]), range(3)))
+    assert told[1] is newest
+    for one in told:
+        assert one is not None
+        assert (one.moment, one.passes, one.index, one.rest) == (newest.moment, 1, newest.index, newest.rest)
+        assert [found.tobytes() for found in arrays_of(one)] == [array.tobytes() for array in ARRAYS]
+
+
+@pytest.mark.parametrize("own", [state(8, ARRAYS), None], ids=["equal", "none"])
+def test_equal_states_are_not_sent_and_without_one_there_is_nothing_to_agree_on(own: State | None) -> None:
+    meeting = Meeting(2)
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(lambda index: _latest(Worker(index, 2, meeting), own), range(2)))
+    assert told == [own, own]
+    assert len(meeting.sums) == 1

@@ -169,12 +169,12 @@ def _finding(one: Situation, is_alone: bool = False) -> Finding:
         return Finding(one.node, f"saves{where}{short}")
     busy = (one.cpu_percent or 0.0) >= WORKS
     called = _called_elsewhere(one.stacks.text) if one.stacks is not None and not busy else ()
-    if called and _in_library(frames):
+    if called and _is_in(frames, _LIBRARIES):
         users = next(frame for frame in called if not _LIBRARIES.search(frame.file))
         return _outside(one.node, called, f", {_named(users)}, which runs in a thread of TensorFlow{short}")
-    if one.waits_for_rows and not busy and (not frames or _may_wait_for_rows(frames)):
+    if one.waits_for_rows and not busy and (not frames or _is_in(frames, _TENSORFLOW, _FEED)):
         return Finding(one.node, "waits for rows", waits=True)
-    if frames and _in_tensorflow(frames):
+    if _is_in(frames, _TENSORFLOW):
         if busy:
             return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
         return _waiting(one, frames, "" if is_alone else " for the other nodes", users)
@@ -219,12 +219,6 @@ def _waiting(one: Situation, frames: Sequence[Frame], whom: str, users: Frame | 
     return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all, line=line)
 
 
-def _in_library(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost call outside of Python's own library is that of an installed package."""
-    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
-    return first is not None and bool(_LIBRARIES.search(first.file))
-
-
 def _called_elsewhere(text: str) -> Sequence[Frame]:
     """Return the frames of a thread in which TensorFlow or Keras calls the program; empty if there is none.
 
@@ -238,16 +232,13 @@ def _called_elsewhere(text: str) -> Sequence[Frame]:
     return ()
 
 
-def _in_tensorflow(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost call outside of Python's own library is TensorFlow's: it may wait for its own threads."""
-    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
-    return first is not None and bool(_TENSORFLOW.search(first.file))
+def _is_in(frames: Sequence[Frame], *places: re.Pattern[str]) -> bool:
+    """Whether the innermost call outside of Python's own library is in one of these places.
 
-
-def _may_wait_for_rows(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost call outside of Python's own library is TensorFlow's, or that of a dataset of fed rows."""
+    In TensorFlow, it may wait for its threads.
+    """
     first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
-    return _in_tensorflow(frames) or (first is not None and bool(_FEED.search(first.file)))
+    return first is not None and any(place.search(first.file) for place in places)
 
 
 def _needs_all(frames: Sequence[Frame]) -> bool:

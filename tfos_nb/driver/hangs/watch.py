@@ -128,19 +128,27 @@ class HangWatch:
             self._note_move(marks, now)
         elif not self._told and now - self._asked >= self._pause(now):
             self._asked = now
-            if self._is_starting:
-                self._explain_start(now)
-            else:
-                self._explain(now - self._moved)
+            self._look_why(now)
         elif not self._looked and now - self._moved >= _SOON and self._watched.some_are_stopped:
             self._looked = True
             self._explain(now - self._moved, stopped=True)
         elif self._told and not self._failed and now - self._asked >= (_EVERY if self._suspected else _LEAST):
             self._asked = now
-            if self._watched.returned:
-                self._fail_if_endless()
-            elif self._is_starting:
-                self._end_if_not_still(now)
+            self._ask_again(now)
+
+    def _look_why(self, now: float) -> None:
+        """Look why nothing moves, and tell it."""
+        if self._is_starting:
+            self._explain_start(now)
+        else:
+            self._explain(now - self._moved)
+
+    def _ask_again(self, now: float) -> None:
+        """Look whether what was told is so for ever, or is over."""
+        if self._watched.returned:
+            self._fail_if_endless()
+        elif self._is_starting:
+            self._end_if_not_still(now)
 
     def look_for_stragglers(self) -> None:
         """Look once whether the others wait for a worker in each step; tell it once, and when it is over."""

@@ -63,10 +63,9 @@ FED = Sent(
 )
 """``main`` of a cluster of this process."""
 
-DETACHED = Sent(
-    ", which cannot be sent to the nodes",
-    "it exists only on the driver",
-    "a detached cluster reads its rows itself. Write them to files, as with df.write.parquet(path), and give a "
+DETACHED = replace(
+    FED,
+    rows="a detached cluster reads its rows itself. Write them to files, as with df.write.parquet(path), and give a "
     "function that reads these as data= (--data), or to cluster.train: lambda spark: spark.read.parquet(path)",
 )
 """``main`` of a detached cluster."""

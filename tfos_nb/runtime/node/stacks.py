@@ -209,9 +209,10 @@ def _state_of(pid: int) -> str:
 
 def _waits_of(pid: int) -> int:
     """Return the main thread's voluntary context switches; 0 if they are not known."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+    import psutil
+
+    with contextlib.suppress(psutil.Error, NotImplementedError):
+        return int(psutil.Process(pid).num_ctx_switches().voluntary)
     return 0
 
 

@@ -56,30 +56,28 @@ class Agreed:
 
 def agree(strategy: Any, own: State | None) -> Agreed | None:
     """Return the latest state of all workers; None if no worker has one. All workers must call it."""
-    if strategy.num_replicas_in_sync == 1:
-        return None if own is None else Agreed(own.moment, own.passes, _rest(own.rest), arrays_of(own))
+    latest = own if strategy.num_replicas_in_sync == 1 else _latest(_Workers(strategy), own)
+    if latest is None:
+        return None
+    return Agreed(latest.moment, latest.passes, expect(StateMetadata, latest.rest), arrays_of(latest))
+
+
+def _latest(workers: _Workers, own: State | None) -> State | None:
+    """Return the latest state: this worker's own, with callbacks and generators of its own, or the one it was sent."""
     parts = [] if own is None else [own.rest, *own.data]
-    mine = [0, 0, 0, 0] if own is None else [_number(own.moment), own.passes, len(own.rest), _words(parts)]
-    workers = _Workers(strategy)
+    mine = [0, 0, 0, 0] if own is None else [_number(own.moment), own.passes, len(own.rest), _words_of(parts)]
     all_of_them = workers.numbers(mine)
     source = int(np.argmax(all_of_them[:, 0]))
     number, passes, size, words = (int(one) for one in all_of_them[source])
-    if not number:
-        return None
-    has_it = own is not None and mine[0] == number
-    sent = None
-    if (all_of_them[:, 0] != number).any():
-        sent = workers.sent(source, parts, words, wanted=not has_it)
-    if own is not None and has_it:  # callbacks and generators of its own
-        return Agreed(_moment(number), passes, _rest(own.rest), arrays_of(own))
-    rest = _rest(parts_in(sent, [size])[0].tobytes())
-    kinds = [(dtype_of(name), shape) for name, shape in rest.index]
-    sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
-    arrays = [
-        part.view(kind).reshape(shape)
-        for part, (kind, shape) in zip(parts_in(sent, [size, *sizes])[1:], kinds, strict=True)
-    ]
-    return Agreed(_moment(number), passes, rest, arrays)
+    if not number or (all_of_them[:, 0] == number).all():
+        return own
+    sent = workers.sent(source, parts, words, wanted=mine[0] != number)
+    if sent is None:
+        return own
+    rest = parts_in(sent, [size])[0].tobytes()
+    index = expect(StateMetadata, rest).index
+    sizes = [dtype_of(name).itemsize * math.prod(shape) for name, shape in index]
+    return State(_moment(number), passes, index, parts_in(sent, [size, *sizes])[1:], rest)
 
 
 def joined(parts: Sequence[Any], words: int) -> Any:
@@ -95,7 +93,7 @@ def joined(parts: Sequence[Any], words: int) -> Any:
     for part in parts:
         found = np.frombuffer(part, np.uint8)
         free[: found.size] = found
-        free = free[_words([part]) * _WORD :]
+        free = free[_words(found.size) * _WORD :]
     return numbers
 
 
@@ -104,17 +102,18 @@ def parts_in(numbers: Any, sizes: Sequence[int]) -> list[Any]:
     rest, parts = numbers.view(np.uint8), []
     for size in sizes:
         parts.append(rest[:size])
-        rest = rest[-(-size // _WORD) * _WORD :]
+        rest = rest[_words(size) * _WORD :]
     return parts
 
 
-def _words(parts: Sequence[Any]) -> int:
-    """Return how many integers the bytes of buffers need."""
-    return sum(-(-memoryview(part).nbytes // _WORD) for part in parts)
+def _words_of(parts: Sequence[Any]) -> int:
+    """Return how many integers buffers need."""
+    return sum(_words(memoryview(part).nbytes) for part in parts)
 
 
-def _rest(packed: bytes) -> StateMetadata:
-    return expect(StateMetadata, packed)
+def _words(size: int) -> int:
+    """Return how many integers so many bytes need."""
+    return -(-size // _WORD)
 
 
 def _number(moment: StateVersion) -> int:
@@ -154,7 +153,7 @@ class _Workers:
         """Return the numbers of all workers, a row for each."""
         table = np.zeros((self._count, len(mine)), np.int64)
         table[self._index] = mine
-        return self._sum(table.reshape(-1)).reshape(table.shape)
+        return self.total(table.reshape(-1)).reshape(table.shape)
 
     def sent(self, source: int, parts: Sequence[Any], words: int, wanted: bool) -> Any:
         """Return the joined buffers of a worker, of so many words and more; None unless they are ``wanted``."""
@@ -163,12 +162,12 @@ class _Workers:
         given = joined(parts, size * pieces) if self._index == source else None
         kept, nothing = np.empty(size * pieces if wanted else 0, np.int64), np.zeros(size, np.int64)
         for start in range(0, size * pieces, size):
-            piece = self._sum(nothing if given is None else given[start : start + size])
+            piece = self.total(nothing if given is None else given[start : start + size])
             if wanted:
                 kept[start : start + size] = piece
         return kept if wanted else None
 
-    def _sum(self, words: Any) -> Any:
+    def total(self, words: Any) -> Any:
         """Return the sum of the vectors of all workers."""
         import tensorflow as tf
 
@@ -195,29 +194,11 @@ class AnyWorker:
     """
 
     def __init__(self, strategy: Any) -> None:
-        import tensorflow as tf
-
-        self._strategy = strategy
-        self._on_all = tf.function(self._run, autograph=False)
+        self._workers = _Workers(strategy) if strategy.num_replicas_in_sync > 1 else None
 
     def says(self, mine: bool) -> bool:
         """Return whether this worker or another one says yes."""
-        import tensorflow as tf
-
-        if self._strategy.num_replicas_in_sync == 1:
-            return mine
-        return bool(self._on_all(tf.constant(float(mine))) > 0)
-
-    def _run(self, mine: Any) -> Any:
-        return parts_of(self._strategy, self._strategy.run(self._on_replica, args=(mine,)))[0]
-
-    @staticmethod
-    def _on_replica(mine: Any) -> Any:
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        # An argument of the function is on no device, and all_reduce would not know where to put the sum.
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(mine))
+        return mine if self._workers is None else bool(self._workers.total([int(mine)])[0])
 
 
 class Totals:
