@@ -29,7 +29,7 @@ from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_s
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.hangs.watch import HangWatch
-from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
+from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, find_earlier, open_door, survey
 from tfos_nb.driver.membership.journal import ClusterEvent
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
@@ -110,6 +110,7 @@ def launch(
     heartbeat_timeout: float = Settings.heartbeat_timeout,
     min_workers: int | None = Settings.min_workers,
     checkpoint_every: float | None = Settings.checkpoint_every,
+    resume: bool | str | os.PathLike[str] = Settings.resume,
     warm: bool = Settings.warm,
     warm_idle: float = Settings.warm_idle,
     record: bool | str | os.PathLike[str] = Settings.record,
@@ -179,6 +180,11 @@ def launch(
     checkpoint_every : float, optional
         With ``restarts``: every so many seconds the chief also writes the state of ``fit``, which the nodes keep in
         memory, to ``model_dir``. So training continues in the middle of the epoch if all nodes are lost at once.
+    resume : bool or str, optional
+        With ``restarts``: continue the training of an earlier cluster that was lost or stopped, from its last state in
+        ``model_dir``. True: of the run that was saved last there. Or a run: its ``ctx.checkpoint_dir``, or a checkpoint
+        in it, such as :func:`tfos_nb.attach` names. Feed the same data, with the same ``epochs`` as before: rows that
+        the state includes are left out.
     warm : bool, optional
         Whether the nodes are forked from a process that has imported TensorFlow. That process stays on the executor's
         host for the next cluster. Nodes with GPUs are never forked.
@@ -245,6 +251,7 @@ def launch(
         heartbeat_timeout=heartbeat_timeout,
         min_workers=min_workers,
         checkpoint_every=checkpoint_every,
+        resume=resume,
         warm=warm,
         warm_idle=warm_idle,
         record=record,
@@ -299,6 +306,11 @@ def _model_dirs_of_detached() -> list[str]:
     return importlib.import_module("tfos_nb.detached.places").model_dirs()  # type: ignore[no-any-return]
 
 
+def _runs_of_detached() -> set[str]:
+    """Return the checkpoints' names of detached clusters that run."""
+    return set(importlib.import_module("tfos_nb.detached.places").runs())
+
+
 def _refuse_data(data: Any, validation: Any) -> None:
     for name, value in (("data", data), ("validation", validation)):
         if value is not None:
@@ -328,6 +340,9 @@ class Cluster(Rich):
         The metrics of each epoch, as the chief reported them.
     id : str
         Its name among all clusters of the machine.
+    checkpoint_run : str
+        The name of its directory among the ``checkpoints`` in :attr:`model_dir`: its own, or that of the cluster whose
+        training it continues.
     """
 
     _rich = "cluster"
@@ -366,6 +381,7 @@ class Cluster(Rich):
         self._recorded_dir = without_password(absolute(self._model_dir)) if self._model_dir else ""
         self._tunnel = ""
         self._training_calls = TrainingCalls(self._outcome, self._controller)
+        self.checkpoint_run = self.id
 
     # --- the user's calls ---
 
@@ -375,13 +391,15 @@ class Cluster(Rich):
         await_executors(self._spark, len(self.plan.spark_nodes), self._settings.rendezvous_timeout)
         launching = survey(self._spark, self.plan)
         check_keras(self._spark, self.plan, self._settings.env)
+        first = self._continue_earlier() if self._settings.resume else 1
         hold, claim = launching.hold, launching.claim
         token = warm_token(self._spark) if self._settings.warm else ""
         door, address = open_door(self._spark, self._controller)
         try:
             self._address = replace(address, patience=self._settings.heartbeat_timeout)
             self._lifecycle.begin()
-            tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id, token)
+            run, sent = self.checkpoint_run, self._payload
+            tasks = NodeTasks(self.plan, self._settings, self._address, hold, sent, claim, run, first, token)
             self._payload = b""
             if self._log_dir:
                 self._open_tunnel(door)
@@ -409,6 +427,19 @@ class Cluster(Rich):
         HangWatch(self.plan.name, self._controller, self._outcome.over).start()
         watch.start()
         missing.start()
+
+    def _continue_earlier(self) -> int:
+        """Find the run that ``resume=`` names; return the generation with which its training goes on."""
+        running = {one.checkpoint_run for one in active_clusters.active_clusters()} | _runs_of_detached()
+        earlier = find_earlier(self._spark, self._settings, self.plan.name, running)
+        self.checkpoint_run = earlier.run
+        self._controller.continue_earlier(earlier.generation)
+        self._training_calls.resume()
+        when = time.strftime(", of %Y-%m-%d %H:%M:%S", time.localtime(earlier.written)) if earlier.written else ""
+        logger.info(
+            "cluster %s continues run %s from %s%s", self.plan.name, earlier.run, without_password(earlier.state), when
+        )
+        return self._controller.generation
 
     def _record(self) -> None:
         """Keep the run's record from now on, and until the outcome is in it."""

@@ -103,8 +103,8 @@ AT = 1_800_000_000.0  # 2027-01-15
 
 
 def test_of_a_host_that_has_restarted_attach_names_the_last_complete_checkpoint_of_the_cluster(tmp_path: Path) -> None:
-    place = a_place(process=GONE, model_dir=str(tmp_path))
-    own = tmp_path / "checkpoints" / place.id
+    place = a_place(process=GONE, model_dir=str(tmp_path), run="abcdef000003")
+    own = tmp_path / "checkpoints" / place.run
     written(own / "fit" / ".part-123", AT + 90, state="half of a state")
     (own / ".tfos_nb-mark").write_text("x")
     written(own / "00000004", AT + 80, state="without the place.json that is written last")
@@ -121,9 +121,9 @@ def test_of_a_host_that_has_restarted_attach_names_the_last_complete_checkpoint_
 
 
 def test_of_a_model_dir_that_is_a_url_attach_names_the_directory_alone() -> None:
-    place = a_place(process=GONE, model_dir="s3://bucket/mnist")
+    place = a_place(process=GONE, model_dir="s3://bucket/mnist", run="abcdef000003")
     told = (
-        f"Its checkpoints, if it has saved any, are in s3://bucket/mnist/checkpoints/{place.id}: attach does not read"
+        f"Its checkpoints, if it has saved any, are in s3://bucket/mnist/checkpoints/{place.run}: attach does not read"
     )
     assert told in said_of(place)
 

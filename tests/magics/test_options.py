@@ -106,6 +106,21 @@ def test_input_tensorflow_and_background_are_parsed():
             "--restarts 1 --ps 1 --checkpoint-every 60",
             "checkpoint_every= is not for parameter servers: leave it out, and call ctx.checkpoint in main",
         ),
+        (
+            "--resume",
+            "resume= needs restarts=: without restarts no state is kept that could be continued from",
+        ),
+        (
+            "--restarts 1 --resume yesterday",
+            (
+                "resume='yesterday' is no run: give its directory, MODEL_DIR/checkpoints/RUN, a checkpoint in it, or "
+                "RUN with model_dir="
+            ),
+        ),
+        (
+            "--restarts 1 --model-dir /a --resume /b/checkpoints/0123456789ab/fit/00000002",
+            "resume= names a run of model_dir='/b', but model_dir is '/a': leave model_dir out",
+        ),
         ("--restarts 1 --min-workers 9", "min_workers must be at most 1, the number of workers, got 9"),
         ("--model-dir hdfs:/x", "model_dir: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models"),
     ],

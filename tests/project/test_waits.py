@@ -42,6 +42,7 @@ KNOWN = {
     "driver.cluster_lifecycle: ClusterLifecycle._stop_politely": "a save, which the user may end",
     "driver.cluster_lifecycle: ClusterLifecycle._until_failure": _USERS,
     "driver.cluster_lifecycle: ClusterLifecycle.join": _OVER,
+    "driver.feeding.training: Training.describe": _OVER,
     "driver.feeding.training_calls: TrainingCalls._await": _OVER,
     "driver.local_nodes: HostedNode._hangs": "its supervisor has been killed",
     "driver.outcome: ClusterOutcome.await_decision": _OVER,

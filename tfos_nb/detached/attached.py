@@ -110,7 +110,7 @@ def _last_checkpoint(place: DetachedPlace) -> str:
     """Return a sentence on the newest complete checkpoint of a cluster; no other cluster uses its directory."""
     if not place.model_dir:
         return "It has no model_dir"
-    directory = directory_of_run(place.model_dir, place.id)
+    directory = directory_of_run(place.model_dir, place.run)
     if "://" in directory:
         return f"Its checkpoints, if it has saved any, are in {without_password(directory)}: attach does not read URLs"
     try:
@@ -120,7 +120,9 @@ def _last_checkpoint(place: DetachedPlace) -> str:
     if newest is None:
         return f"It has left no complete checkpoint in {directory}"
     path, written = newest
-    return f"Its last complete checkpoint is {path}, of {_shown(written)}"
+    return (
+        f"Its last complete checkpoint is {path}, of {_shown(written)}: launch(…, resume=PATH) continues its training"
+    )
 
 
 def _last_model(place: DetachedPlace) -> str:

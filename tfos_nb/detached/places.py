@@ -18,7 +18,17 @@ from tfos_nb.jupyter.connection import is_id, private_directory, read_own, write
 from tfos_nb.records.run import Process
 from tfos_nb.runtime.control.processes import remove_left_behind
 
-__all__ = ["SOCKETS", "DetachedPlace", "detached_directory", "find", "forget", "model_dirs", "places", "publish"]
+__all__ = [
+    "SOCKETS",
+    "DetachedPlace",
+    "detached_directory",
+    "find",
+    "forget",
+    "model_dirs",
+    "places",
+    "publish",
+    "runs",
+]
 
 SOCKETS = "detached"
 """The kind of the directories in which the processes have their sockets."""
@@ -45,6 +55,8 @@ class DetachedPlace:
         When it was launched, in seconds since 1970.
     model_dir : str
         Where the cluster saves.
+    run : str
+        The name of its directory among the ``checkpoints`` there.
     status : str
         ``"RUNNING"``, or how it has ended.
     model : str
@@ -60,6 +72,7 @@ class DetachedPlace:
     version: str
     launched: float
     model_dir: str = ""
+    run: str = ""
     status: str = "RUNNING"
     model: str = ""
     model_size: int = -1
@@ -111,7 +124,8 @@ def find(cluster_id: str) -> DetachedPlace | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = (
-        place.name, place.socket, place.version, place.model_dir, place.status, place.process.host, place.model
+        place.name, place.socket, place.version, place.model_dir, place.run, place.status, place.process.host,
+        place.model,
     )  # fmt: skip
     counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
     numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
@@ -130,7 +144,16 @@ def places() -> Iterator[DetachedPlace]:
 
 def model_dirs() -> list[str]:
     """Return the model directories of the detached clusters that run."""
-    return [place.model_dir for place in places() if place.status == "RUNNING"] if detached_directory().exists() else []
+    return [place.model_dir for place in _running()]
+
+
+def runs() -> list[str]:
+    """Return the names of the checkpoints' directories of the detached clusters that run."""
+    return [place.run for place in _running()]
+
+
+def _running() -> list[DetachedPlace]:
+    return [place for place in places() if place.status == "RUNNING"] if detached_directory().exists() else []
 
 
 def forget(cluster_id: str) -> None:

@@ -82,6 +82,7 @@ class DetachedProcess:
         self._cluster.start()
         server = CallServer(self._place.socket, self._methods(), self._stops)
         server.start()
+        self._place = replace(self._place, run=self._cluster.checkpoint_run)
         places.publish(self._place)
         self._models.start()
         self._serve_pages()

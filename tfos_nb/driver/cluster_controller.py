@@ -38,6 +38,7 @@ from tfos_nb.driver.membership.events import (
     Aborted,
     AllDropped,
     ContinueWithout,
+    EarlierContinued,
     Ended,
     EvaluatorsTimedOut,
     ExecutorsLeave,
@@ -525,6 +526,10 @@ class ClusterController:
             self._log.expect(self._figures)
             self._change(Scaled(plan))
 
+    def continue_earlier(self, generation: int) -> None:
+        """Begin after the last ``generation`` of an earlier cluster, whose training is continued."""
+        self._change(EarlierContinued(generation))
+
     def executors(self) -> frozenset[str]:
         """Return Spark's names of the executors on which nodes are."""
         with self.changed:
@@ -556,8 +561,13 @@ class ClusterController:
 
     @property
     def generation(self) -> int:
-        """Number of times that all nodes were started together, from 1."""
+        """Number of times that all nodes were started together, from 1; an earlier cluster's times are counted too."""
         return self.membership.generation
+
+    @property
+    def was_restarted(self) -> bool:
+        """Whether all nodes were started together more than once in this cluster."""
+        return self.membership.generation > self.membership.first_generation
 
     @property
     def rendezvous(self) -> int:

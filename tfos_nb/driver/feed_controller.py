@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tfos_nb.driver.ledger import FeedLedger, HeldPositions
@@ -15,14 +16,14 @@ from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError, with_article
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import messages
-from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
+from tfos_nb.runtime.feed.feed_task import DESCRIBED_SCHEMA, SUMMARY_SCHEMA, DescribeTask, FeedTask
 from tfos_nb.runtime.feed.messages import BATCHES_KNOWN
-from tfos_nb.runtime.feed.positions import PositionHeld
+from tfos_nb.runtime.feed.positions import PositionHeld, RowsOfState
 from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges
 from tfos_nb.state.cluster_state import FeedProgress
 
-__all__ = ["Feed", "FeedController", "FeedOf", "check_feedable", "feed_job"]
+__all__ = ["Feed", "FeedController", "FeedOf", "check_feedable", "describe_job", "feed_job"]
 
 Send = Callable[..., None]
 
@@ -104,6 +105,7 @@ class FeedController:
         self._enough: dict[int, set[str]] = {}
         self._hosts_of: tuple[object, ...] = ()  # the rendezvous and nodes of which these are the hosts
         self._by_host: dict[str, list[str]] = {}
+        self._described: messages.FeedSchema | None = None
         self.closed = ""
         self.wanted_from: dict[str, messages.FeedFrom] = {}
         self.held = HeldPositions()
@@ -200,6 +202,12 @@ class FeedController:
         for one in closed[:-_CLOSED_KNOWN]:
             del self._feeds[one]
 
+    def describe(self, schema: messages.FeedSchema) -> None:
+        """Send the schema of rows that are not fed yet: the nodes restore a state first, and may need it for that."""
+        with self._changed:
+            self._described = schema
+            self._send(schema, self.nodes)
+
     def describe_again(self, nodes: Iterable[str]) -> None:
         """Send the rows' schema, if known, to nodes that have just started: some need it before any row."""
         with self._changed:
@@ -207,15 +215,30 @@ class FeedController:
             if known:
                 schema = messages.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
                 self._send(schema, nodes)
+            elif self._described is not None:
+                self._send(self._described, nodes)
 
     def wants_from(self, message: messages.FeedFrom) -> None:
         """Record from which position a node of a later generation wants rows; all must want the same."""
         with self._changed:
             self.wanted_from[message.node] = message
+            if message.rows is not None:
+                self.held.give(message.state, message.rows)
             error = self.disagreement
             if error is not None and self.current is not None and self._is_valid(self.current):
                 self.current.error = error
             self._changed.notify_all()
+
+    @property
+    def is_position_known(self) -> bool:
+        """Whether a node has said from which position it wants rows, and which rows its state includes is known.
+
+        Of an earlier cluster's state only the node that has read it can say that. If the nodes disagree, nothing more
+        is to be known.
+        """
+        with self._changed:
+            wanted = {one.state for one in self.wanted_from.values()}
+            return bool(wanted) and (len(wanted) > 1 or self.held.knows(next(iter(wanted))))
 
     @property
     def disagreement(self) -> FeedFailed | None:
@@ -229,13 +252,16 @@ class FeedController:
     def position_held(self, message: PositionHeld) -> bool:
         """Record which rows a state includes that a node saved in the middle of a pass.
 
-        Return whether training can continue from the state now.
+        Return whether training can continue from the state now. The node that writes it to the ``model_dir`` is told
+        which rows it includes.
         """
         with self._changed:
             feed = self._feeds.get(message.feed)
-            if feed is None or feed.ledger.closed:
+            if feed is None or feed.ledger.closed or not self.held.take(message, self.nodes, feed.ledger):
                 return False
-            return self.held.take(message, self.nodes, feed.ledger)
+            if writer := self.held.writer_of(message.state):
+                self._send(RowsOfState(message.state, self.held.rows_of(message.state)), [writer])
+            return True
 
     def begin_call(self) -> int:
         """Number a call of ``train``."""
@@ -433,6 +459,17 @@ def check_feedable(data: Any) -> None:
     """
     refuse_ended(data)
     feed_job(data, Feed(0, 1, False, 1, 1, FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
+
+
+def describe_job(data: Any) -> Callable[[], list[Any]]:
+    """Return the Spark action that looks at the first rows of a DataFrame or an RDD; they were checked before.
+
+    It returns one row with one field, the encoded :class:`~tfos_nb.runtime.feed.messages.FeedSchema`; none if there
+    are no rows.
+    """
+    if hasattr(data, "mapInArrow"):
+        return partial(feedable(data).mapInArrow(DescribeTask(), DESCRIBED_SCHEMA).take, 1)
+    return partial(data.mapPartitions(DescribeTask(rows=True)).take, 1)
 
 
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:

@@ -27,6 +27,7 @@ from tfos_nb.runtime.keras.versions import advice, installed_keras, is_tested, u
 from tfos_nb.runtime.node.spark_task import NodeTask
 from tfos_nb.runtime.program.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.program.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
+from tfos_nb.runtime.storage.resumable import RESUME_SCHEMA, Resumable, ResumeProbe
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import (
     check_dynamic_allocation,
@@ -50,6 +51,7 @@ __all__ = [
     "check_host_gpus",
     "check_keras",
     "error_of_job",
+    "find_earlier",
     "open_door",
     "survey",
 ]
@@ -180,6 +182,25 @@ def check_keras(spark: SparkSession, plan: ClusterPlan, env: Mapping[str, str]) 
         raise PlanError(f"{_alike[application]}. TFOS_KERAS_CHECK=0 skips this check and launches")
 
 
+def find_earlier(spark: SparkSession, settings: Settings, name: str, running: Collection[str]) -> Resumable:
+    """Look on an executor for the run whose training ``resume=`` continues; ``running`` are those that still run.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or its cluster still runs.
+    """
+    probe = ResumeProbe(settings.model_dir_for(name), settings.resumed_run)
+    found = probe.read(spark.range(0, 1, 1, 1).mapInArrow(probe, RESUME_SCHEMA).collect()[0].found)
+    if found.refused:
+        raise PlanError(f"resume=: {found.refused}. Launch without resume= to train from the beginning")
+    if found.run in running:
+        raise PlanError(
+            f"resume=: the cluster of run {found.run} still runs on this host. Wait for its end, or stop it first"
+        )
+    return found
+
+
 def _one_is_left(
     spark: SparkSession, need: int, feeding: bool, *, cpus: int, gpus: int, profile: ResourceProfile | None
 ) -> bool:
@@ -243,6 +264,7 @@ class NodeTasks:
     payload: bytes = field(repr=False)
     claim: bool = False
     run: str = ""
+    first_generation: int = 1
     warm_token: str = field(default="", repr=False)
 
     def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
@@ -258,6 +280,7 @@ class NodeTasks:
                 "board": str(self.plan.chief_node),
                 "chief_trains": self.plan.chief_trains,
                 "run": self.run,
+                "first_generation": self.first_generation,
                 "input_mode": InputMode(self.plan.input_mode).value,
             },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},

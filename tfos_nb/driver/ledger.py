@@ -26,7 +26,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tfos_nb.runtime.feed.messages import SAME_VERSION, Claimed, ClaimRows, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.feed.positions import PositionHeld
@@ -40,6 +40,9 @@ _MOST_ROUNDS = 2048  # for one question
 _ALL_LEVEL = 128  # up to so many nodes, every question balances all of them; a task opens a stream to each
 _SOME, _FEWEST_ROWS = 32, 64  # with more: the nodes that share a question's rows, and the fewest rows for one of them
 _KEPT = 16  # states: more than a program keeps
+
+
+_Value = TypeVar("_Value")
 
 
 class FeedLedger:
@@ -164,9 +167,9 @@ class FeedLedger:
         ``reached`` has by node and partition a row; the node has finished all its own rows before it.
         """
         through: dict[int, list[tuple[int, int]]] = {one: list(spans) for one, spans in self.skip.items()}
-        for node, rows in reached.items():
-            for partition, before in rows.items():
-                through.setdefault(partition, []).extend(self._places_of(node, partition, before))
+        for partition, before in _inverted(reached).items():
+            of_nodes = self._spans_of_nodes(partition, before).values()
+            through.setdefault(partition, []).extend(span for spans in of_nodes for span in spans)
         return {partition: merged(spans) for partition, spans in through.items()}
 
     def known_rows(self, reached: Mapping[str, Mapping[int, Reached]]) -> dict[int, tuple[KnownRows, ...]]:
@@ -175,9 +178,10 @@ class FeedLedger:
         A fingerprint counts only if it covers all rows before ``reached`` that the node was sent.
         """
         known = {partition: list(rows) for partition, rows in self.known.items()}
-        for node, partitions in reached.items():
-            for partition, one in partitions.items():
-                spans = without(merged(self._places_of(node, partition, one.row)), self._skipped(partition))
+        for partition, nodes in _inverted(reached).items():
+            of_nodes = self._spans_of_nodes(partition, {node: one.row for node, one in nodes.items()})
+            for node, one in nodes.items():
+                spans = without(merged(of_nodes[node]), self._skipped(partition))
                 if one.rows and one.rows == rows_within(spans, 0, one.row):
                     known.setdefault(partition, []).append(KnownRows(spans, one.fingerprint))
         return {partition: tuple(rows) for partition, rows in known.items()}
@@ -194,9 +198,14 @@ class FeedLedger:
                 return partition, now, before
         return None
 
-    def _places_of(self, node: str, partition: int, before: int) -> list[tuple[int, int]]:
-        places = self._places(partition, before)
-        return [(start, end) for start, end, one in places if self._names[one] == node]
+    def _spans_of_nodes(self, partition: int, before: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
+        """Return for each node its own rows of a partition before the row that is given for it."""
+        spans: dict[str, list[tuple[int, int]]] = {node: [] for node in before}
+        for start, end, number in self._places(partition, max(before.values())):
+            name = self._names[number]
+            if start < before.get(name, 0):
+                spans[name].append((start, min(end, before[name])))
+        return spans
 
     def _places(self, partition: int, before: int) -> Iterable[tuple[int, int, int]]:
         """Return the node of each span of rows before ``before``; a single node gets all of them without claims."""
@@ -239,6 +248,7 @@ class HeldPositions:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
         self._whole: dict[str, _State] = {}
+        self._given: dict[str, HeldRows] = {}  # of states of an earlier cluster
         self._stored: dict[str, None] = {}  # their names, in order
 
     def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
@@ -268,10 +278,14 @@ class HeldPositions:
         """Drop incomplete records: the nodes start again, so missing reports will not come."""
         self._parts.clear()
 
+    def give(self, state: str, rows: HeldRows) -> None:
+        """Record which rows a state of an earlier cluster includes."""
+        self._given[state] = rows
+
     @property
     def states(self) -> tuple[str, ...]:
         """The states from which training can continue."""
-        return tuple(self._whole)
+        return (*self._given, *self._whole)
 
     def rows_of(self, state: str) -> HeldRows:
         """Return which rows a state includes of the pass in which it was saved.
@@ -281,7 +295,16 @@ class HeldPositions:
         KeyError
             If the state is not known.
         """
-        return self._whole[state].rows
+        return self._given[state] if state in self._given else self._whole[state].rows
+
+    def knows(self, state: str) -> bool:
+        """Return whether it is known which rows a state includes; one of whole epochs has no name."""
+        return not state or state in self._given or state in self._whole
+
+    def writer_of(self, state: str) -> str:
+        """Return the node that writes a state to the ``model_dir``; an empty string if none does."""
+        told = self._whole[state].told if state in self._whole else {}
+        return next((node for node, one in told.items() if one.stored), "")
 
 
 @dataclass
@@ -297,6 +320,15 @@ class _State:
         spans = self.book.rows_before({node: one.reached for node, one in self.told.items()})
         known = self.book.known_rows({node: one.known for node, one in self.told.items()})
         return HeldRows({one: without(rows, left.get(one, ())) for one, rows in spans.items()}, known)
+
+
+def _inverted(by_node: Mapping[str, Mapping[int, _Value]]) -> dict[int, dict[str, _Value]]:
+    """Return by partition and node what is given by node and partition."""
+    inverted: dict[int, dict[str, _Value]] = {}
+    for node, partitions in by_node.items():
+        for partition, value in partitions.items():
+            inverted.setdefault(partition, {})[node] = value
+    return inverted
 
 
 def _by_partition(several: Iterable[Mapping[int, Spans]]) -> dict[int, Spans]:

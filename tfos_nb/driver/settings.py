@@ -11,9 +11,11 @@ from typing import Any
 
 from tfos_nb.errors import PlanError, check_count
 from tfos_nb.records.runs import FOLDER, HOME
+from tfos_nb.redaction import without_password
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
+from tfos_nb.runtime.storage.resumable import place_of_run
 from tfos_nb.state.active_clusters import active_clusters
 
 __all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
@@ -40,6 +42,7 @@ class Settings:
     heartbeat_timeout: float = 15.0
     min_workers: int | None = None
     checkpoint_every: float | None = None
+    resume: bool | str | os.PathLike[str] = False
     warm: bool = True
     warm_idle: float = 600.0
     record: bool | str | os.PathLike[str] = True
@@ -68,8 +71,47 @@ class Settings:
             check_seconds("checkpoint_every", self.checkpoint_every, above=0)
         if self.checkpoint_every is not None and not self.restarts:
             raise PlanError("checkpoint_every= needs restarts=: without restarts the first loss ends the cluster")
+        self._check_resume()
         self._check_kinds()
         self._check_names()
+
+    def _check_resume(self) -> None:
+        kinds: tuple[type, ...] = (bool, str, os.PathLike)
+        if not isinstance(self.resume, kinds) or self.resume == "":
+            raise PlanError(
+                "resume must be True, for the run that was saved last in model_dir, or a run: its directory, or a "
+                f"checkpoint in it, got {self.resume!r}"
+            )
+        if not self.resume:
+            return
+        if not self.restarts:
+            raise PlanError("resume= needs restarts=: without restarts no state is kept that could be continued from")
+        try:
+            model_dir, _ = self._named_run
+        except ValueError as error:
+            raise PlanError(
+                f"resume={str(error)!r} is no run: give its directory, MODEL_DIR/checkpoints/RUN, a "
+                "checkpoint in it, or RUN with model_dir="
+            ) from None
+        if model_dir and self.model_dir and absolute(os.fspath(self.model_dir)).rstrip("/") != model_dir:
+            raise PlanError(
+                f"resume= names a run of model_dir={without_password(model_dir)!r}, but model_dir is "
+                f"{without_password(os.fspath(self.model_dir))!r}: leave model_dir out"
+            )
+
+    @property
+    def _named_run(self) -> tuple[str, str]:
+        """The ``model_dir`` and the name of the run that ``resume`` names; empty if it names none."""
+        if isinstance(self.resume, bool):
+            return "", ""
+        named = os.fspath(self.resume)
+        model_dir, run = place_of_run(named if "/" not in named else absolute(named))
+        return model_dir.rstrip("/"), run
+
+    @property
+    def resumed_run(self) -> str:
+        """The run to continue; empty: the one that was saved last."""
+        return self._named_run[1]
 
     def _check_kinds(self) -> None:
         for name in ("model_dir", "log_dir"):
@@ -114,6 +156,8 @@ class Settings:
         self.check(plan)
         if self.model_dir:
             return self
+        if self._named_run[0]:
+            return replace(self, model_dir=self._named_run[0])
         taken, fitting, number = {*taken, *(cluster.model_dir for cluster in active_clusters())}, self, 1
         while fitting.model_dir_for(plan.name) in taken:
             number += 1

@@ -26,7 +26,7 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
-    "checkpoint_every",
+    *("checkpoint_every", "resume"),
     *("tensorboard", "log_dir", "warm", "record", "mlflow", "detach", "keep"),
 )
 """Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
@@ -88,6 +88,7 @@ class LaunchOptions:
     restarts: int | None = None
     min_workers: int | None = None
     checkpoint_every: float | None = None
+    resume: bool | str | None = None
     autolog: bool | None = None
     tensorboard: bool | None = None
     log_dir: str | None = None
@@ -324,6 +325,13 @@ def _add_limits(group: argparse._ArgumentGroup, told: _Told) -> None:
         metavar="S",
         type=seconds,
         help=told("checkpoint_every", "every how many seconds the state of fit is also written to --model-dir"),
+    )
+    group.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const=True,
+        help=told("resume", "continue the training that was saved last in --model-dir, or that of RUN"),
     )
 
 

@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.waiting import until
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 
@@ -57,7 +58,8 @@ class Node:
         saving = SavingFlag(self.saving.append)
         self.uploads = Uploads(saving)
         rows: Any = SimpleNamespace(
-            resume=lambda *place: self.told.append(place), hold=lambda *place: self.told.append(place)
+            resume=lambda *place, **more: self.told.append(place),
+            hold=lambda *place, **more: self.told.append(place),
         )
         self.checkpoints = Checkpoints(
             lambda: self.checkpoint_dir,
@@ -69,6 +71,7 @@ class Node:
             saving=saving,
             uploads=self.uploads,
             calls=CheckpointCalls(self._count_held, lambda place, mark: self.told.append((place, mark)), SaveRequest()),
+            stored_rows=lambda: StoredRows(self.checkpoint_dir),
         )
 
     def _count_held(self) -> None:
@@ -262,20 +265,3 @@ def test_a_late_node_resumes_from_the_same_state_as_the_others(far: type[Far], c
 def test_rows_must_be_a_non_negative_number(far: type[Far], counter: Any, rows: Any) -> None:
     with pytest.raises(ValueError, match="rows must be the number of rows since the last whole epoch, 0 or more"):
         Node().checkpoint(counter=counter, epoch=1, rows=rows)
-
-
-def test_another_cluster_restores_a_checkpoint_by_its_path(tmp_path: Any) -> None:
-    """As docs/detached.md says: ``ctx.resume`` finds only the states of its own cluster."""
-    import keras
-    import tensorflow as tf
-
-    def build() -> Any:
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-        model.compile("adam", "mse")
-        return model
-
-    model, other = build(), build()
-    path = Node(model_dir=str(tmp_path)).checkpoint(model, epoch=1)
-    tf.train.Checkpoint(model=other).restore(f"{path}/state")
-    for found, wanted in zip(other.get_weights(), model.get_weights(), strict=True):
-        assert found.tolist() == wanted.tolist()

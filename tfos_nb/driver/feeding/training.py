@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.driver.cluster_controller import ClusterController
-from tfos_nb.driver.feed_controller import Feed, FeedOf, check_feedable, feed_job
+from tfos_nb.driver.feed_controller import Feed, FeedOf, check_feedable, describe_job, feed_job
 from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot, needs_a_nodes_slot
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
+from tfos_nb.runtime.control.wire import expect
 from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.feed_task import ELSEWHERE, NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
@@ -100,6 +101,29 @@ class Training:
             self.controller.feeds.end(feed, 0)
             self.controller.feeds.close_ledgers([feed])
         return feed.number
+
+    def describe(self, data: Any) -> None:
+        """Tell the nodes the schema of rows that are fed later: they restore a state first, and may need it for that.
+
+        Raises
+        ------
+        FeedFailed
+            If there are no rows, or Spark cannot read them.
+        NodesRestarted
+            If the nodes start again.
+        """
+        what = f"tfos_nb cluster {self.outcome.name}: look at the first rows"
+        rendezvous, job = self.controller.rendezvous, self.jobs.run(describe_job(data), what, self.outcome.wake)
+        try:
+            self.outcome.wait_for(lambda: job.done.is_set() or self.controller.rendezvous != rendezvous, None)
+            self.raise_if_ended(rendezvous)
+        finally:
+            job.cancel()
+        if job.error is not None:
+            raise error_of_job(job.error, "Spark could not deliver the rows")
+        if not job.result:
+            raise FeedFailed(_NO_ROWS)
+        self.controller.feeds.describe(expect(messages.FeedSchema, job.result[0][0]))
 
     def begin_feed(self, call: Call, place: FeedOf) -> Feed:
         """Announce the rows of a call's next epoch and, where the nodes can keep them, of the epochs that follow.
@@ -289,7 +313,7 @@ class Training:
 
     def tell_if_unread(self) -> None:
         """Log a warning if no node took any of the rows that were fed: nothing was trained, and nothing failed."""
-        if self.controller.unread and self.outcome.stop is None and self.controller.generation == 1:
+        if self.controller.unread and self.outcome.stop is None and not self.controller.was_restarted:
             logger.warning(
                 "cluster %s: every main has returned, and none has taken a row that train() fed. Take them with "
                 "ctx.dataset(64, …), or ctx.get_data_feed()",
@@ -348,6 +372,10 @@ class Call:
         if self.place is None:
             self.place = self.training.begin_call(self.validation)
         return self.place
+
+    def describe(self) -> None:
+        """Tell the nodes the schema of its rows."""
+        self.training.describe(self.data)
 
     def deliver(self) -> None:
         """Deliver the passes that are left.

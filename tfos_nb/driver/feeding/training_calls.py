@@ -20,6 +20,10 @@ from tfos_nb.runtime.feed.messages import FeedFrom
 
 __all__ = ["TrainingCalls"]
 
+_NOTHING_RESTORED = (
+    "resume= was given, but main has restored no state: fit does so by itself (docs/recovery.md says which one), and a "
+    "loop of your own by ctx.resume. Launch without resume= to train from the beginning"
+)
 _LEDGERS_KEPT = 4  # calls about whose rows nodes may still send messages: they read ahead of their training
 
 
@@ -44,15 +48,22 @@ class TrainingCalls:
     _rendezvous: int = 1
     _generation: int = 1  # the newest one whose position is known
     _from: int = 0  # passes in the state with which this generation began
+    _resumes: bool = False  # an earlier cluster's training, and the nodes have not said yet from which position
+    _ahead: FeedFrom | None = None  # the position, if it is behind all calls so far
+
+    def resume(self) -> None:
+        """Record that the nodes continue an earlier cluster's training: they say from which position they want rows."""
+        self._resumes = True
 
     def train(self, call: Call) -> None:
         """Deliver first what a failure left undelivered, then a call's passes. The lock is held."""
         self._catch_up()
         call.follow(sum(one.epochs for one in self._calls))
         self._calls.append(call)
+        self._skip()
         self._deliver()
         with self.controller.changed:
-            if self._rendezvous != self.controller.rendezvous:
+            if self._rendezvous != self.controller.rendezvous or self._ahead is not None:
                 return
             last = self.controller.restarts_left <= 0  # these rows cannot be requested again
             for call in self._calls if last else self._calls[:-_LEDGERS_KEPT]:
@@ -60,6 +71,14 @@ class TrainingCalls:
             if last:
                 self._calls.clear()
                 self._index = 0
+
+    def _skip(self) -> None:
+        """Leave out what is in the state of an earlier cluster of the newest call."""
+        if self._resumes:
+            self._rendezvous = self._generation = 0  # until now no call could tell the nodes that rows come
+            self._take_up()
+        elif self._ahead is not None:
+            self._go_to(self._ahead)
 
     def forget(self) -> None:
         """Drop all rows and ledgers: the cluster has ended."""
@@ -164,11 +183,16 @@ class TrainingCalls:
         call = self._calls[min(self._index, len(self._calls) - 1)]
         call.make_room()
         call.keep_validation()
-        wanted = self.controller.feeds.wanted_from
-        if self._await(lambda: bool(wanted) and self.controller.all_take_rows, rendezvous):
+        if self._resumes:
+            call.describe()
+        if self._await(lambda: self.controller.feeds.is_position_known and self.controller.all_take_rows, rendezvous):
             if error := self.controller.feeds.disagreement:
                 raise error
-            self._go_to(next(iter(wanted.values())))
+            position = next(iter(self.controller.feeds.wanted_from.values()))
+            if self._resumes and not (position.passes or position.state):
+                raise FeedFailed(_NOTHING_RESTORED)
+            self._go_to(position, may_be_ahead=self._resumes or self._ahead is not None)
+            self._resumes = False
 
     def _await(self, reached: Callable[[], bool], rendezvous: int) -> bool:
         """Wait for a condition on the nodes of a rendezvous; return False if every main returns first.
@@ -201,9 +225,13 @@ class TrainingCalls:
             self.outcome.raise_outcome()
         return False
 
-    def _go_to(self, wanted: FeedFrom) -> None:
-        """Continue after the passes, counted over all calls, and the rows of the next pass that a state includes."""
-        left = self._from = wanted.passes
+    def _go_to(self, wanted: FeedFrom, *, may_be_ahead: bool = True) -> None:
+        """Continue after the passes, counted over all calls, and the rows of the next pass that a state includes.
+
+        If ``may_be_ahead``, the state is of an earlier cluster, whose calls of ``train`` are made again.
+        """
+        left, self._ahead = wanted.passes, None
+        self._from = left
         for index, call in enumerate(self._calls):
             if left < call.epochs:
                 self._index = index
@@ -212,7 +240,9 @@ class TrainingCalls:
                     later.continue_from(0)
                 return
             left -= call.epochs
-        if left:
+        if may_be_ahead and (left or wanted.state):
+            self._ahead = wanted
+        elif left:
             raise FeedFailed(
                 f"the restored state includes {wanted.passes} passes, but train() was called for "
                 f"{wanted.passes - left}: it was saved by another program. Use another model_dir"

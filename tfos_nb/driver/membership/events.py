@@ -21,6 +21,7 @@ __all__ = [
     "Aborted",
     "AllDropped",
     "ContinueWithout",
+    "EarlierContinued",
     "Ended",
     "EvaluatorsTimedOut",
     "ExecutorsLeave",
@@ -51,6 +52,13 @@ class Planned:
     plan: ClusterPlan
     restarts: int
     durable: bool = False
+
+
+@dataclass(frozen=True)
+class EarlierContinued:
+    """The training of an earlier cluster is continued, whose nodes were started together ``generation`` times."""
+
+    generation: int
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from tfos_nb.driver.membership.events import (
     Aborted,
     AllDropped,
     ContinueWithout,
+    EarlierContinued,
     Ended,
     EvaluatorsTimedOut,
     ExecutorsLeave,
@@ -114,6 +115,8 @@ class Membership:
         By their names.
     generation : int
         How often all of them were started together, from 1. ``main`` receives this number.
+    first_generation : int
+        The number with which it has begun: above 1 if it continues an earlier cluster's training.
     rendezvous : int
         How often any of them were started. A thread that waits for nodes checks whether it has changed.
     failures : list of Failure
@@ -133,7 +136,7 @@ class Membership:
     def __init__(self, plan: ClusterPlan, restarts: int = 0, durable: bool = False) -> None:
         self.plan = plan
         self.members = {str(node): Member(node) for node in plan.nodes}
-        self.generation = self.rendezvous = 1
+        self.generation = self.first_generation = self.rendezvous = 1
         self.restarts_left = restarts
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
@@ -157,6 +160,7 @@ class Membership:
         self._gone = CheckAll(list(self.members.values()), attrgetter("is_gone"))
         self.present = PresentMembers(self.members.values(), self._fed)
         self._events: dict[type, Callable[[Any], object]] = {
+            EarlierContinued: self._earlier_continued,
             SupervisorConnected: self._supervisor_connected,
             MessageReceived: self._message_received,
             HeartbeatReceived: self._heartbeat_received,
@@ -302,6 +306,10 @@ class Membership:
         self._do(Tell(tuple(nodes), message))
 
     # --- a node comes ---
+
+    def _earlier_continued(self, event: EarlierContinued) -> None:
+        assert self.rendezvous == 1, "no node has come"
+        self.generation = self.first_generation = event.generation + 1
 
     def _supervisor_connected(self, event: SupervisorConnected) -> None:
         message = event.message

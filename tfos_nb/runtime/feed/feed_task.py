@@ -22,6 +22,7 @@ from pyarrow import flight
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import address_towards, is_here
+from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.transfer import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.host.malloc import memory_kept
@@ -31,7 +32,7 @@ from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 from tfos_nb.runtime.rows.spans import end_of_span, from_row, merged, next_span
 
-__all__ = ["ELSEWHERE", "NOT_SENT", "FeedTask"]
+__all__ = ["DESCRIBED_SCHEMA", "ELSEWHERE", "NOT_SENT", "DescribeTask", "FeedTask"]
 
 _ENOUGH_BYTES = 4 << 20  # for one node: with smaller pieces, half of a node's work was per piece instead of per row
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
@@ -41,6 +42,7 @@ _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
 _SLOT_KEPT = 3.0  # seconds without a row that another host sends
 _TURN_EVERY = 0.2  # seconds between two checks whether it is this attempt's turn
 SUMMARY_SCHEMA = "partition long, rows long"
+DESCRIBED_SCHEMA = "schema binary"
 NOT_SENT = -1
 """Row count of a partition that was given up, because the cluster is over or its nodes start again."""
 ELSEWHERE = -2
@@ -89,6 +91,24 @@ class FeedTask:
             yield partition, sent
         else:
             yield pa.RecordBatch.from_arrays([_one(partition), _one(sent)], names=["partition", "rows"])
+
+
+@dataclass(frozen=True)
+class DescribeTask:
+    """Function of a Spark task that yields one row: a partition's schema, and the lengths of its first row's lists.
+
+    ``DataFrame.mapInArrow`` and ``RDD.mapPartitions`` call it, as :class:`FeedTask`.
+    """
+
+    rows: bool = False
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Look at the first rows of one partition; without rows, yield nothing."""
+        for batch in batches_of_rows(items) if self.rows else items:
+            if batch.num_rows:
+                found = encode(messages.FeedSchema(0, batch.schema.serialize().to_pybytes(), first_lengths(batch)))
+                yield (found,) if self.rows else pa.RecordBatch.from_pydict({"schema": pa.array([found], pa.binary())})
+                return
 
 
 def _one(number: int) -> pa.Array:

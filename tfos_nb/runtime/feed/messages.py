@@ -5,7 +5,7 @@ The driver's :class:`~tfos_nb.driver.ledger.FeedLedger` answers the tasks' quest
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tfos_nb.errors import FeedFailed, TfosError, either
@@ -117,12 +117,14 @@ class FeedFrom:
     """From a node of a later generation that wants its first row: its restored state includes ``passes`` passes.
 
     They are counted over all calls of ``train``. All later rows are fed again. If ``state`` was saved in the middle of
-    a pass, the rows of that pass that it includes are not.
+    a pass, the rows of that pass that it includes are not. ``rows`` are these rows, if the state is of an earlier
+    cluster, so that the driver does not know them.
     """
 
     node: str
     passes: int
     state: str = ""
+    rows: HeldRows | None = None
 
 
 @message
@@ -188,6 +190,7 @@ class KnownRows:
     fingerprint: int
 
 
+@message
 @dataclass(frozen=True)
 class HeldRows:
     """Rows of one pass that a saved state was trained on, by partition, with fingerprints to compare them.
@@ -195,8 +198,8 @@ class HeldRows:
     A fingerprint may also cover some later rows, which came in the same batch.
     """
 
-    spans: Mapping[int, Spans] = field(default_factory=dict)
-    known: Mapping[int, tuple[KnownRows, ...]] = field(default_factory=dict)
+    spans: dict[int, Spans] = field(default_factory=dict)
+    known: dict[int, tuple[KnownRows, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.spans)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.messages import BATCHES_KNOWN, FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
+from tfos_nb.runtime.feed.messages import BATCHES_KNOWN, FeedBegins, FeedEnds, FeedFrom, FeedSchema, HeldRows, PassDone
 from tfos_nb.runtime.feed.positions import PositionHeld
 
 __all__ = [
@@ -170,6 +170,7 @@ class PassSchedule:
         self.closed = self.stopped = False
         self.asked = True  # the first generation is fed from the start
         self.schema: FeedSchema | None = None
+        self.is_described = False  # the driver sends the schema before it is asked for rows
         self.begun = self.passes_done = self.missed = 0
         self._waiting: deque[Turn] = deque()
         self._turn: Turn | None = None  # the pass that was begun last
@@ -180,6 +181,7 @@ class PassSchedule:
         self._owed: PassDone | None = None  # for a micro-batch that main has not finished
         self._batches_end = False  # the loop over batches must end once
         self._state = ""  # the restored state, if it was saved in the middle of a pass
+        self._held: HeldRows | None = None  # rows that the restored state includes
         self._resumed = 0  # passes in the state from which this generation continued
         self._repeats = False
 
@@ -276,9 +278,12 @@ class PassSchedule:
 
     # --- the position at which a generation begins ---
 
-    def begin_generation(self) -> None:
-        """Record that this is a later generation: the driver feeds it once it knows the position."""
-        self.asked = False
+    def begin_generation(self, continues_earlier: bool = False) -> None:
+        """Record that this is a later generation: the driver feeds it once it knows the position.
+
+        ``continues_earlier``: an earlier cluster's training is continued, so the driver describes the rows by itself.
+        """
+        self.asked, self.is_described = False, continues_earlier
 
     @property
     def current_call(self) -> int:
@@ -286,10 +291,11 @@ class PassSchedule:
         begins = self._current or self._latest
         return begins.call if begins is not None else 0
 
-    def resume(self, passes: int, state: str, refused: int = 0) -> None:
+    def resume(self, passes: int, state: str, refused: int = 0, rows: HeldRows | None = None) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
-        Of the call of ``train`` with the number ``refused``, and of earlier ones, no more rows are wanted.
+        ``rows`` are those of the next pass that it includes, if it is of an earlier cluster. Of the call of ``train``
+        with the number ``refused``, and of earlier ones, no more rows are wanted.
 
         Raises
         ------
@@ -301,14 +307,14 @@ class PassSchedule:
                 f"the restored state includes {passes} passes, but rows were read already after {self.passes_done}: "
                 "call ctx.resume before the dataset is iterated over, and before ctx.coordinator_dataset"
             )
-        self.passes_done, self._state, self._refused = passes, state, refused
+        self.passes_done, self._state, self._refused, self._held = passes, state, refused, rows
 
     def ask(self) -> tuple[Command, ...]:
         """Ask the driver for rows, once; from then on the position is fixed."""
         if self.asked:
             return ()
         self.asked, self._resumed = True, self.passes_done
-        return (Tell(FeedFrom(self._node, self.passes_done, self._state)),)
+        return (Tell(FeedFrom(self._node, self.passes_done, self._state, self._held)),)
 
     def leave_to_another(self) -> None:
         """Leave the question of the position to another node, which knows the restored state."""

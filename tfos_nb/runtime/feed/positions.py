@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.messages import Reached
+from tfos_nb.runtime.feed.messages import HeldRows, Reached
 
-__all__ = ["PositionHeld"]
+__all__ = ["PositionHeld", "RowsOfState"]
 
 
 @message
@@ -42,3 +42,12 @@ class PositionHeld:
     left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     waits: bool = False
     stored: bool = False
+
+
+@message
+@dataclass(frozen=True)
+class RowsOfState:
+    """To the node that has written a state to the ``model_dir``: which rows of its pass the state includes."""
+
+    state: str
+    rows: HeldRows

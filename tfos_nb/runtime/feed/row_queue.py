@@ -24,7 +24,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed import pass_schedule as schedule
 from tfos_nb.runtime.feed.feed_rows import FeedRows
-from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, HeldRows, MakeRoom
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
 from tfos_nb.runtime.feed.passes import Pass, Readers
@@ -127,10 +127,13 @@ class RowQueue:
         with self._changed:
             self.passes_before = passes
 
-    def begin_generation(self) -> None:
-        """Record that this is a later generation: the driver feeds it once it knows the position."""
+    def begin_generation(self, continues_earlier: bool = False) -> None:
+        """Record that this is a later generation: the driver feeds it once it knows the position.
+
+        ``continues_earlier``: an earlier cluster's training is continued, so the driver describes the rows by itself.
+        """
         with self._changed:
-            self._schedule.begin_generation()
+            self._schedule.begin_generation(continues_earlier)
 
     # --- what Spark's tasks bring ---
 
@@ -154,7 +157,7 @@ class RowQueue:
 
     def schema(self) -> FeedSchema | None:
         """Wait for the first row on any node and return the schema; None if no feed will come."""
-        if self._schedule.schema is None:
+        if self._schedule.schema is None and not self._schedule.is_described:
             self.ask()
         with self._changed:
             self._wait_for_rows(lambda: self._schedule.schema is not None or self._schedule.closed)
@@ -239,11 +242,11 @@ class RowQueue:
         with self._changed:
             return self._schedule.current_call
 
-    def resume(self, passes: int, state: str = "", refused: int = 0) -> None:
+    def resume(self, passes: int, state: str = "", refused: int = 0, rows: HeldRows | None = None) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
-        ``state`` is its name if it also includes rows of the next pass. ``refused`` is the number of the call of
-        ``train`` of which no more rows are wanted.
+        ``state`` is its name if it also includes rows of the next pass; ``rows`` are these, if it is of an earlier
+        cluster. ``refused`` is the number of the call of ``train`` of which no more rows are wanted.
 
         Raises
         ------
@@ -251,7 +254,7 @@ class RowQueue:
             If rows were asked for already.
         """
         with self._changed:
-            self._schedule.resume(passes, state, refused)
+            self._schedule.resume(passes, state, refused, rows)
 
     def ask(self) -> None:
         """Ask the driver for rows, once; from then on the position is fixed."""

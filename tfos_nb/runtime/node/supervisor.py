@@ -48,7 +48,7 @@ from tfos_nb.runtime.control.processes import address_towards, private_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import messages
-from tfos_nb.runtime.feed.positions import PositionHeld
+from tfos_nb.runtime.feed.positions import PositionHeld, RowsOfState
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node.links import AskLinks, see_links
 from tfos_nb.runtime.node.process import Exited, NodeProcess, ProcessMessage, environment_of
@@ -72,6 +72,7 @@ PASSED_ON = (
     messages.PassDone,
     messages.WorkerThrough,
     PositionHeld,
+    RowsOfState,
     PlaceSeen,
 )
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")

@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -54,6 +55,7 @@ from tfos_nb.runtime.control.plan import InputMode, Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import messages
+from tfos_nb.runtime.feed.positions import RowsOfState
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestExchange
@@ -67,6 +69,7 @@ from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
 from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.one_writer import mark_of
@@ -129,6 +132,7 @@ class TensorFlowProcess:
         self._save_request = SaveRequest()
         self._saving = SavingFlag(lambda going_on: channel.send(Saving(job.node, going_on)))
         self._stored: StoredStates | None = None
+        self._stored_rows: StoredRows | None = None
         self._feed_error: FeedFailed | None = None
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
@@ -147,6 +151,7 @@ class TensorFlowProcess:
             Start: self._start,
             Moved: self._peers.moved,
             StateWanted: lambda message: self._save_request.change(message.wanted),
+            RowsOfState: self._keep_rows,
             messages.FeedBegins: self._queues.begin,
             messages.FeedSchema: self._queues.describe,
             messages.FeedEnds: self._queues.end,
@@ -213,10 +218,11 @@ class TensorFlowProcess:
             {"cluster": spec, "task": {"type": self._node.role.value, "index": self._node.index}}
         )
         ctx = self._context(spec, args)
+        self._stored_rows = ctx.stored_rows
         is_given = bool(self._job.settings.get("place_given"))
         log_dir = str(self._job.settings.get("log_dir", ""))
         check_places(ctx.model_dir if is_given else "", log_dir, writes=ctx.is_chief)
-        if (is_given and _hosts_of(spec) > 1) or self._job.settings.get("checkpoint_every"):
+        if (is_given and _hosts_of(spec) > 1) or self._keeps_states:
             ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
@@ -229,6 +235,16 @@ class TensorFlowProcess:
         if self._stored is not None:
             self._stored.finish()
         return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec), ctx.has_read)
+
+    @property
+    def _keeps_states(self) -> bool:
+        """Whether states are written to the ``model_dir``, or read from there."""
+        return bool(self._job.settings.get("checkpoint_every")) or self._first_generation > 1
+
+    @property
+    def _first_generation(self) -> int:
+        """The generation with which the cluster has begun: above 1 if it continues an earlier one's training."""
+        return int(str(self._job.settings.get("first_generation", 1)))
 
     def _context(self, spec: dict[str, list[str]], args: Any) -> NodeContext:
         given: dict[str, Any] = self._job.settings
@@ -244,6 +260,7 @@ class TensorFlowProcess:
             self._signals.held,
             str(given.get("run", "")),
             InputMode(str(given.get("input_mode", InputMode.SPARK.value))),
+            self._first_generation,
         )
         coordinator = CoordinatorCalls(
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
@@ -277,8 +294,10 @@ class TensorFlowProcess:
     def _keep_fits(self, places: list[str], ctx: NodeContext) -> None:
         from tfos_nb.runtime.program import setup
 
-        if (every := self._job.settings.get("checkpoint_every")) and ctx.is_chief:
-            self._stored = StoredStates(ctx.checkpoint_dir, float(str(every)), self._saving)
+        every, resumes = self._job.settings.get("checkpoint_every"), self._first_generation > 1
+        if (every or resumes) and ctx.is_chief:
+            seconds = float(str(every)) if every else math.inf  # it only reads what the earlier cluster has written
+            self._stored = StoredStates(ctx.checkpoint_dir, seconds, self._saving)
         setup.keep_fits(
             LastState(places),
             self._queues.default,
@@ -289,7 +308,12 @@ class TensorFlowProcess:
             held_states=self._signals.held,
             hooks=setup.FIT_HOOKS,
             stored=self._stored,
+            rows=ctx.stored_rows if resumes else None,
         )
+
+    def _keep_rows(self, message: RowsOfState) -> None:
+        if self._stored_rows is not None:
+            self._stored_rows.keep_soon(message)
 
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):
@@ -364,7 +388,7 @@ class TensorFlowProcess:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
         self._signals.workers, self._signals.held = message.workers, message.held
         if message.generation > 1:
-            self._queues.default.begin_generation()
+            self._queues.default.begin_generation(self._first_generation > 1)
         self._queues.default.skip_passes(message.passes)
         self._signals.start.set()
 

@@ -8,6 +8,7 @@ strategies to :class:`~tfos_nb.runtime.program.tensorflow_cluster.TensorFlowClus
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -32,6 +33,7 @@ from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls, TensorFlowCluster
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints, Resumed
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
+from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.storage.checkpoint_directory import directory_of_run
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.paths import tf_path
@@ -66,6 +68,8 @@ class ContextSettings:
         The states from the middle of a pass that all nodes have saved.
     run : str
         Identifies this run among those that share ``model_dir``.
+    first_generation : int
+        The generation with which this cluster has begun: above 1 if it continues the training of an earlier one.
     """
 
     name: str
@@ -79,6 +83,7 @@ class ContextSettings:
     held_states: tuple[str, ...] = ()
     run: str = ""
     input_mode: InputMode = InputMode.SPARK
+    first_generation: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class NodeContext:
         The arguments of the program, as in ``main(args, ctx)``.
     generation : int
         How often the cluster's nodes have been started, from 1. If it is 2 or more, ``main`` was called again after a
-        loss.
+        loss, or the cluster was launched with ``resume=``; the starts of the earlier cluster are then counted too.
     restarts : int
         How often the nodes may be started again, as set at the launch.
     """
@@ -184,6 +189,7 @@ class NodeContext:
             saving=self._saving,
             uploads=self._uploads,
             calls=calls.checkpoint,
+            stored_rows=lambda: self.stored_rows,
         )
         watch_fit(self._sources.passes_begun, self.stop_feeding, self._sources.passes_missed)
         if settings.restarts and settings.fed:
@@ -735,6 +741,11 @@ class NodeContext:
     def checkpoint_dir(self) -> str:
         """Directory where :meth:`checkpoint` writes; only this cluster uses it. ``BackupAndRestore`` can use it too."""
         return self._checkpoint_dir()
+
+    @functools.cached_property
+    def stored_rows(self) -> StoredRows:
+        """What knows which rows the states in :attr:`checkpoint_dir` include; for the node's process."""
+        return StoredRows(self._checkpoint_dir(), self._settings.first_generation)
 
     def _checkpoint_dir(self) -> str:
         return directory_of_run(self.model_dir, self._run)

@@ -26,6 +26,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.save_request import SaveRequest
+from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory, is_of_a_whole_epoch, write_place
 from tfos_nb.runtime.storage.remote import writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
@@ -95,6 +96,8 @@ class Checkpoints:
         Uploads to remote stores.
     calls : CheckpointCalls
         Reports to the driver.
+    stored_rows : callable
+        Returns what knows which rows the states of an earlier cluster include, whose training this one continues.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Checkpoints:
         saving: SavingFlag,
         uploads: Uploads,
         calls: CheckpointCalls,
+        stored_rows: Callable[[], StoredRows],
     ) -> None:
         self._directory = directory
         self._rows = rows
@@ -119,6 +123,7 @@ class Checkpoints:
         self._saving = saving
         self._uploads = uploads
         self._calls = calls
+        self._stored_rows = stored_rows
         self._looked = False  # whether the directory has been checked and reported
         self._amid = 0  # number of states saved in the middle of a pass
         self._from = ""  # name of the restored state
@@ -182,7 +187,7 @@ class Checkpoints:
         """Wait until the state is where it belongs, and then until the driver has started the nodes again."""
         self._uploads.finish()
         if rows is not None:
-            self._rows.hold(name, epoch, rows, waits=True)
+            self._rows.hold(name, epoch, rows, waits=True, stored=self._is_chief)
         self._calls.request.pause()
 
     @property
@@ -212,7 +217,7 @@ class Checkpoints:
         """
         self._amid += 1
         name = f"{epoch:08d}-{self._generation:04d}-{self._amid:06d}"
-        self._rows.hold(name, epoch, rows)
+        self._rows.hold(name, epoch, rows, stored=self._is_chief)
         return name
 
     def resume(self, model: Any, objects: dict[str, Any]) -> Resumed:
@@ -249,7 +254,11 @@ class Checkpoints:
                     f"the program that saved it, or use another model_dir: {error}"
                 ) from error
         self._from = name
-        self._rows.resume(epoch, "" if is_of_a_whole_epoch(name) else name)
+        self._rows.resume(
+            epoch,
+            "" if is_of_a_whole_epoch(name) else name,
+            rows=self._stored_rows().of(name) if self._is_chief else None,
+        )
         logger.info("continues after epoch %d, from %s/%s", epoch, without_password(self.directory), name)
         return Resumed(epoch)
 
@@ -258,7 +267,10 @@ class Checkpoints:
 
         It must be of an earlier generation, and either of whole epochs, or saved by all nodes.
         """
-        return says["generation"] < self._generation and (is_of_a_whole_epoch(name) or name in self._held_states)
+        if says["generation"] >= self._generation:
+            return False
+        known = is_of_a_whole_epoch(name) or name in self._held_states
+        return known or self._stored_rows().of(name) is not None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.control.wire import encode
+from tfos_nb.runtime.feed.messages import HeldRows
 from tfos_nb.runtime.feed.passes import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
@@ -43,6 +44,7 @@ from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_log
 from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
+from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.one_writer import WRITER
 
@@ -91,6 +93,7 @@ def keep_fits(
     held_states: Collection[str] = (),
     hooks: FitHooks = _NO_HOOKS,
     stored: StoredStates | None = None,
+    rows: StoredRows | None = None,
 ) -> None:
     """Have the first ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
 
@@ -114,8 +117,10 @@ def keep_fits(
         Without them, only whole epochs are kept.
     stored : StoredStates, optional
         Where the chief also writes states, for the loss of all memories.
+    rows : StoredRows, optional
+        Which rows states of an earlier cluster include, whose training this one continues.
     """
-    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks, stored)
+    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks, stored, rows)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -131,6 +136,7 @@ class _Keeping:
     held_states: frozenset[str]
     hooks: FitHooks
     stored: StoredStates | None
+    rows: StoredRows | None
     kept: _KeptFit | None = None  # the first fit
     _models: list[Any] = field(default_factory=list)
 
@@ -170,8 +176,17 @@ class _Keeping:
         self.request.pause_if_asked()
 
     def is_usable(self, moment: StateVersion) -> bool:
-        """Whether training can continue from a state: it is of whole epochs, or the driver knows its rows."""
-        return not moment.step or moment.name in self.held_states
+        """Whether training can continue from a state: it is of whole epochs, or its rows are known."""
+        return not moment.step or moment.name in self.held_states or self.rows_of(moment) is not None
+
+    def rows_of(self, moment: StateVersion) -> HeldRows | None:
+        """Return which rows of its epoch a state of an earlier cluster includes."""
+        return self.rows.of(moment.name) if self.rows is not None and moment.step else None
+
+    @property
+    def continues_earlier(self) -> bool:
+        """Whether an earlier cluster's training is continued, and these are the first nodes that do so."""
+        return self.rows is not None and self.rows.since == self.generation > 1
 
     def keep(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes) -> bool:
         """Keep a state in memory; return whether there was room for it."""
@@ -278,15 +293,25 @@ class _KeptFit:
         if not model.built:
             keeping.hooks.build(model, self._iterator)
         if not model.built:
-            _log.warning("fit starts from the beginning: its model is built with the first step only")
+            self._start_anew("its model is built with the first step only")
             return
         agreed = self._agree()
         if agreed is None:
             return
         if not self._fits(agreed):
+            self._start_anew("the saved state is not of this model")
             keeping.forget()  # a later recovery must not use it either
             return
         self._continue_from(agreed, epochs)
+
+    def _start_anew(self, reason: str) -> None:
+        """Log that fit starts from the beginning; refuse it if the user has asked for an earlier cluster's training."""
+        if self._keeping.continues_earlier:
+            raise TfosError(
+                f"fit cannot continue the training that resume= names: {reason}. Build the model of that training, "
+                "with the shapes of its inputs, before fit; or launch without resume="
+            )
+        _log.warning("fit starts from the beginning: %s", reason)
 
     def _continue_from(self, agreed: Agreed, epochs: int) -> None:
         keeping, contents = self._keeping, self._contents
@@ -296,7 +321,8 @@ class _KeptFit:
         if keeping.stored is not None:
             keeping.stored.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
-        keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused)
+        rows = keeping.rows_of(agreed.moment) if keeping.stored is not None else None
+        keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused, rows)
         if agreed.rest.refused or (self._amid is not None and not self._ended):
             # If rows were refused, no epoch will ask, and the driver waits for it. Otherwise the first epoch would ask,
             # and wait for rows that may as well come while its step is traced.
@@ -334,10 +360,7 @@ class _KeptFit:
         contents = self._contents
         assert contents is not None, "training has begun"
         variables = contents.variables() if contents.build(agreed.rest) else []
-        if shapes_of(variables) == agreed.rest.index[: agreed.rest.counted]:
-            return True
-        _log.warning("the state in memory is not of this model: fit starts from the beginning")
-        return False
+        return shapes_of(variables) == agreed.rest.index[: agreed.rest.counted]
 
     def train_has_begun(self) -> None:
         """Put the callbacks' own states back, which they have reset."""

@@ -11,6 +11,7 @@
         fit/                     states of ``fit``, in the same form
         state-3/                 a backup of Keras' ``BackupAndRestore``, renamed when it is complete
         worker-0/state-3/        the same, if each worker has its own
+        00000003-….rows          which rows of epoch 4 that state includes (recovery.stored_rows)
 
 A checkpoint is written to a temporary directory, which is renamed. In a remote store, a local copy is uploaded.
 ``place.json`` is written last, because object stores rename by copying one file after another. A directory without it
@@ -38,8 +39,10 @@ __all__ = [
     "FIT",
     "CheckpointDirectory",
     "directory_of_run",
+    "generation_of",
     "is_of_a_whole_epoch",
     "newest_checkpoint",
+    "rows_file",
     "write_place",
 ]
 
@@ -50,7 +53,7 @@ BACKUP = "state-"
 """The beginning of the name of a complete backup of ``BackupAndRestore``; a number follows."""
 
 _NAME = re.compile(r"\d{8}(-\d{4}-\d{6,8})?")
-_PLACE, _PART = "place.json", ".part-"
+_PLACE, _PART, _ROWS = "place.json", ".part-", ".rows"
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,18 @@ class CheckpointDirectory:
 
     def _named(self) -> list[str]:
         """Return the names of all checkpoints, complete or not, the oldest first."""
+        return sorted(name for name in self.names() if _NAME.fullmatch(name))
+
+    def names(self) -> list[str]:
+        """Return the names of all files and directories there."""
         self.filesystem.invalidate_cache()
         if not self.filesystem.exists(self.path):
             return []
-        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.path, detail=False))
+        return [name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.path, detail=False)]
+
+    def rows(self) -> list[str]:
+        """Return the names of the checkpoints of which there is a file that says which rows they include."""
+        names = (name.removesuffix(_ROWS) for name in self.names() if name.endswith(_ROWS))
         return sorted(name for name in names if _NAME.fullmatch(name))
 
     def part(self) -> str:
@@ -129,13 +140,22 @@ class CheckpointDirectory:
         for old in named:
             if old not in kept:
                 self.remove(old)
+        oldest = min(kept.intersection(names), default=number)
+        for old in self.rows():  # of checkpoints that were never complete
+            if old < oldest:
+                self._remove_rows(old)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, first its ``place.json``, so that no node reads an incomplete one."""
         place = f"{self.path}/{name}"
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm_file(f"{place}/{_PLACE}")
+        self._remove_rows(name)
         self.filesystem.rm(place, recursive=True)
+
+    def _remove_rows(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(f"{self.path}/{rows_file(name)}")
 
     def get(self, number: str, scratch: str) -> str:
         """Return a local directory with a checkpoint's files; those of a remote store are copied to ``scratch``."""
@@ -198,6 +218,22 @@ def _backups_in(directory: str) -> Iterator[tuple[str, float]]:
 def is_of_a_whole_epoch(name: str) -> bool:
     """Return whether a checkpoint is of whole epochs, so that the nodes need not have reported its rows."""
     return "-" not in name
+
+
+def rows_file(name: str) -> str:
+    """Return the name of the file that says which rows a checkpoint within an epoch includes."""
+    return f"{name}{_ROWS}"
+
+
+def generation_of(name: str) -> int:
+    """Return the generation in a checkpoint's name; 0 for one of whole epochs.
+
+    Examples
+    --------
+    >>> generation_of("00000003-0002-000040"), generation_of("00000003")
+    (2, 0)
+    """
+    return 0 if is_of_a_whole_epoch(name) else int(name.split("-")[1])
 
 
 def write_place(folder: str, epoch: int, generation: int) -> None:

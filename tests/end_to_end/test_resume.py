@@ -1,0 +1,161 @@
+"""The driver of a cluster is killed: a later launch continues its training within the epoch."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import RunScript
+from tests.end_to_end.executors import SPARK
+from tests.faults import ROWS, Exit, counting_fit, counting_loop, fit_with_callbacks, sum_of_ids
+from tfos_nb import launch
+from tfos_nb.errors import FeedFailed, NodeFailed, PlanError
+
+FIRST = """
+import os, signal, subprocess, sys
+
+if __name__ == "__main__" and not sys.argv[1:]:
+    ended = subprocess.run([sys.executable, sys.argv[0], "first"], timeout=200)
+    assert ended.returncode == -signal.SIGKILL, ended
+"""
+
+KILLED_AND_RESUMED = """
+    folder = Path(sys.argv[0]).parent / "steps"
+    folder.mkdir(exist_ok=True)
+    model_dir = str(Path(sys.argv[0]).parent / "model")
+
+    def done():
+        return [tuple(line.split()) for file in folder.iterdir() for line in file.read_text().splitlines()]
+
+    def trained(**options):
+        args = {"folder": str(folder), "pause": 0.05, "shuffle": int(os.environ["SHUFFLE"])}
+        more = {"restarts": 2, "checkpoint_every": 0.5, "model_dir": model_dir, **options}
+        with launch(fit, args, workers=2, spark=spark, **more) as cluster:
+            if "resume" not in options:
+                threading.Thread(target=kill_amid_epoch, daemon=True).start()
+            calls = [1, 2] if os.environ["CALLS"] == "2" else [3]
+            for epochs in calls:
+                cluster.train(rows, epochs)
+        return cluster
+
+    def kill_amid_epoch():
+        assert until(lambda: any(epoch == "1" and int(batch) > 40 for _, epoch, batch, _ in done()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if sys.argv[1:] == ["first"]:
+        trained()
+    else:
+        cluster = trained(resume=True)
+        steps = Counter(step[:3] for step in done())
+        repeated = sum(number - 1 for (node, *_), number in steps.items() if node == "worker:0")
+        total, generation, epochs = cluster.results()["worker:0"]
+        print("SAID", "sum right" if total == EPOCHS * sum(range(ROWS)) else f"sum {total}", f"{epochs} epochs",
+              f"generation {generation}", f"{repeated} repeated",
+              len({step for step in steps if step[0] == "worker:0"}), "steps")
+    spark.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "calls"),
+    [(0, 2), pytest.param(300, 1, marks=pytest.mark.faults)],
+)
+def test_a_fit_whose_driver_was_killed_continues_within_its_epoch(
+    run_script: RunScript, shuffle: int, calls: int
+) -> None:
+    script = f"{FIRST}{SPARK}\n{textwrap.indent(textwrap.dedent(KILLED_AND_RESUMED), '    ')}"
+    output = run_script(script, CORES="3", SETTINGS="{}", SHUFFLE=str(shuffle), CALLS=str(calls)).stdout
+    told = next(line for line in output.splitlines() if line.startswith("SAID "))
+    found = re.fullmatch(r"SAID sum right 3 epochs generation 2 (\d+) repeated 150 steps", told)
+    assert found, told
+    assert 0 < int(found[1]) <= 40, "from the epoch's beginning they would be more than 40"
+
+
+def lost(main: Any, args: dict[str, Any], data: Any, epochs: int, **options: Any) -> None:
+    """Train until more nodes were lost than may start again."""
+    with pytest.raises(NodeFailed, match="killed by SIGKILL"), launch(main, args, restarts=1, **options) as cluster:
+        cluster.train(data, epochs=epochs)
+
+
+KILLS = [Exit("worker:1", 2, 25, "kill"), Exit("worker:0", 2, 35, "kill", generation=2)]
+
+
+def test_a_loop_of_its_own_continues_within_its_epoch_with_other_workers(spark: SparkSession, tmp_path: Path) -> None:
+    rows, args, home = spark.range(0, ROWS, 1, 4), {"epochs": 3, "amid": 10}, str(tmp_path)
+    lost(counting_loop, {**args, "schedule": KILLS}, rows, 3, spark=spark, workers=2, model_dir=home)
+    with pytest.raises(PlanError, match="no run in .*tmp has a state|there is no run"):
+        launch(counting_loop, args, spark=spark, model_dir=home, restarts=1, resume="0123456789ab")
+    kill = [Exit("worker:2", 3, 2, "kill", generation=3)]
+    options = {"spark": spark, "model_dir": home, "restarts": 1, "resume": True}
+    with launch(counting_loop, {**args, "schedule": kill}, workers=3, **options) as cluster:
+        cluster.train(rows, epochs=2)  # its second epoch is continued
+        cluster.train(rows)
+    assert cluster.result()[:2] == (sum_of_ids(3), 4), "in the second generation of this cluster"
+    assert cluster.checkpoint_run != cluster.id
+    with launch(counting_loop, args, workers=2, **{**options, "resume": cluster.checkpoint_run}) as ended:
+        ended.train(rows, epochs=3)
+    assert ended.result() == (sum_of_ids(3), 5, 0), "it was trained to its end, and reads no row"
+
+
+def test_a_fit_with_callbacks_continues_as_if_nothing_had_happened(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, 1600, 1, 1).selectExpr("sin(id) as a", "cos(id * 3) as b", "int(id % 3 = 0) as y")
+    args = {"epochs": 5, "pause_step": 0.01, "table": f"{tmp_path}/table.csv"}
+    schedule = [Exit("worker:0", 2, 25, "kill"), Exit("worker:0", 3, 25, "kill", generation=2)]
+    options = {"spark": spark, "model_dir": f"{tmp_path}/model", "checkpoint_every": 0.05}
+    lost(fit_with_callbacks, {**args, "schedule": schedule}, rows, 5, **options)
+    with launch(fit_with_callbacks, args, restarts=1, resume=True, **options) as cluster:
+        cluster.train(rows, epochs=5)
+    table = Path(args["table"]).read_text()
+    with launch(fit_with_callbacks, {**args, "table": f"{tmp_path}/whole.csv"}, spark=spark) as undisturbed:
+        undisturbed.train(rows, epochs=5)
+    found, expected = cluster.result(), undisturbed.result()
+    epoch, step = found.pop("first")
+    assert epoch == 3
+    assert 0 < step <= 25
+    assert expected.pop("first") == []
+    assert found == expected
+    assert table == Path(tmp_path, "whole.csv").read_text()
+
+
+def nothing_restored(args: Any, ctx: Any) -> int:
+    return sum(len(batch["id"]) for batch in ctx.dataset(32))
+
+
+def another_model(args: Any, ctx: Any) -> Any:
+    import keras
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+        model.compile(loss="mse", optimizer="sgd")
+    return model.fit(ctx.dataset(32, x="id", y="y"), epochs=3, verbose=0).history
+
+
+def test_what_cannot_be_continued_is_refused_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    rows, home = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(0) as y"), f"{tmp_path}/model"
+    options: dict[str, Any] = {"spark": spark, "restarts": 1, "resume": True, "model_dir": home}
+    with pytest.raises(PlanError, match=rf"no run in {home}/checkpoints on .* has a state"):
+        launch(counting_fit, {"epochs": 1}, **options)
+    schedule = [Exit("worker:0", 2, 25, "kill"), Exit("worker:0", 2, 30, "kill", generation=2)]
+    args = {"epochs": 3, "pause": 0.0, "pause_step": 0.01}
+    lost(counting_fit, {**args, "schedule": schedule}, rows, 3, spark=spark, model_dir=home, checkpoint_every=0.05)
+    before = sorted(Path(home).glob("checkpoints/*/fit/*"))
+    assert before
+    with pytest.raises(FeedFailed, match="main has restored no state"), launch(nothing_restored, **options) as cluster:
+        cluster.train(rows, epochs=3)
+    with pytest.raises(NodeFailed, match="the saved state is not of this model"):
+        with launch(another_model, **options) as cluster:
+            cluster.train(rows, epochs=3)
+    with pytest.raises(FeedFailed, match="the data have no rows"), launch(counting_fit, args, **options) as cluster:
+        cluster.train(rows.where("id < 0"), epochs=3)
+    assert sorted(Path(home).glob("checkpoints/*/fit/*")) == before
+    with launch(counting_fit, args, **options) as cluster:
+        with pytest.raises(PlanError, match=f"the cluster of run {cluster.checkpoint_run} still runs"):
+            launch(counting_fit, args, **options)
+        cluster.train(rows, epochs=3)
+    total, generation, _, count, *_ = cluster.result()
+    assert (total, generation, count) == (sum_of_ids(3), 3, 3 * -(-ROWS // 32))
