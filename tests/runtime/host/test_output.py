@@ -6,6 +6,7 @@ The writers are real processes.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -208,3 +209,33 @@ print()
     assert whole == "." * 30
     assert len(begun) <= 2
     assert begun
+
+
+CRASH = """
+import faulthandler, os, signal, sys, threading
+
+def waits():
+    threading.Event().wait()
+
+def crashes_here():
+    signal.raise_signal(signal.SIGSEGV)
+
+faulthandler.enable(sys.stdout)
+for number in range(30):
+    threading.Thread(target=waits, daemon=True).start()
+print("its last words", flush=True)
+threading.Thread(target=crashes_here).start()
+threading.Event().wait()
+"""
+
+
+def test_the_tail_of_a_crash_says_where_it_happened(run: Callable[[str], Written]) -> None:
+    written = run(CRASH)
+    assert written.process.wait(SECONDS) == -signal.SIGSEGV
+    written.output.thread.join(SECONDS)
+    words, fatal, *stack = written.output.tail.splitlines()
+    assert (words, fatal) == ("its last words", "Fatal Python error: Segmentation fault")
+    assert stack[0].startswith("Current thread ")
+    assert stack[1].endswith("in crashes_here")
+    assert "waits" not in "".join(stack)
+    assert "waits" in "\n".join(written.lines()), "the log has them all"

@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-__all__ = ["Output", "without_chatter"]
+__all__ = ["Output", "where_it_crashed", "without_chatter"]
 
 _CHUNK = 1 << 16
 _LINE_LENGTH = 4000
 _LINES_KEPT, _CHARACTERS_KEPT = 5_000, 1 << 19
 _LINES_TAKEN, _CHARACTERS_TAKEN = 1_000, 1 << 17
 _TAIL = 40
+_FATAL, _BEFORE_FATAL, _AFTER_FATAL = "Fatal Python error: ", 10, 1_000  # lines of a crash that are looked through
 _UNFINISHED_EVERY = 5.0  # seconds between two versions of a line that is overwritten repeatedly, such as a progress bar
 _UNFINISHED_AFTER = 1.0  # seconds after which the beginning of an unfinished line is shown
 # Lines that TensorFlow writes at every start on every node. No setting of TensorFlow's suppresses them.
@@ -63,6 +64,7 @@ class Output:
         self._characters = 0
         self._left_out = 0
         self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._crash: list[str] = []  # from some lines before faulthandler's first one on
         self._unfinished = b""
         self._unseen_since: float | None = None  # of the unfinished line
         self._shown, self._shown_at = "", 0.0
@@ -90,9 +92,9 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last 40 lines, whether they were taken or not."""
+        """The last 40 lines, whether they were taken or not; of a crash the lines that say where it happened."""
         with self._lock:
-            return "\n".join(self._tail)
+            return "\n".join(where_it_crashed(self._crash) if self._crash else self._tail)
 
     def _read(self) -> None:
         coming = select.poll()
@@ -134,9 +136,18 @@ class Output:
             while len(self._pending) > _LINES_KEPT or self._characters > _CHARACTERS_KEPT:
                 self._characters -= len(self._pending.popleft())
                 self._left_out += 1
+            self._look_for_crash(lines)
             self._tail.extend(lines[-_TAIL:])
         if were_none and lines:
             self._wrote()
+
+    def _look_for_crash(self, lines: list[str]) -> None:
+        if self._crash:
+            self._crash += lines[: max(0, _AFTER_FATAL - len(self._crash))]
+        elif any(line.startswith(_FATAL) for line in lines):
+            seen = [*self._tail, *lines]
+            first = next(number for number, line in enumerate(seen) if line.startswith(_FATAL))
+            self._crash = seen[max(0, first - _BEFORE_FATAL) :][:_AFTER_FATAL]
 
     def _hold(self, rest: bytes) -> None:
         """Store the beginning of an unfinished line. If it overwrites itself, show it every 5 s."""
@@ -167,6 +178,28 @@ class Output:
         if line and line != self._shown:
             self._shown, self._shown_at = line, time.monotonic()
             self._add([line])
+
+
+def where_it_crashed(lines: list[str]) -> list[str]:
+    """Return those lines of a crash's report by faulthandler that matter: it lists all threads, and that one anywhere.
+
+    A thread of native code, such as TensorFlow's own, has no Python stack: then nothing follows the first lines.
+
+    Examples
+    --------
+    >>> crash = ["Fatal Python error: Aborted", "", "Thread 0x1 (most recent call first):", "  File a", ""]
+    >>> where_it_crashed([*crash, "Current thread 0x2 (most recent call first):", "  File b", "", "Extension modules"])
+    ['Fatal Python error: Aborted', 'Current thread 0x2 (most recent call first):', '  File b']
+    >>> where_it_crashed(crash)
+    ['Fatal Python error: Aborted', 'in a thread of native code']
+    """
+    fatal = next(number for number, line in enumerate(lines) if line.startswith(_FATAL))
+    head, rest = lines[: fatal + 1], lines[fatal + 1 :]
+    current = [number for number, line in enumerate(rest) if line.startswith("Current thread ")]
+    if not current:
+        return [*head, "in a thread of native code"]
+    stack = rest[current[0] :]
+    return [*head, *stack[: stack.index("") if "" in stack else len(stack)][:_TAIL]]
 
 
 def _readable(line: bytes) -> str:
