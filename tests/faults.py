@@ -350,3 +350,37 @@ def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
             threading.Event().wait(args.get("pause", 0.02))
             ctx.report(epoch=epoch + 1, step=steps)
     return {"seen": seen.numpy(), "generation": ctx.generation, "pid": os.getpid(), "steps": steps}
+
+
+def fit_by_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Fit over repeated rows by ``steps_per_epoch``, and count how often each row was in a step."""
+    import keras
+    import tensorflow as tf
+
+    class Count(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.seen = self.add_weight(shape=(ROWS,), dtype="int64", initializer="zeros", trainable=False)
+
+        def call(self, ids: Any, training: bool = False) -> Any:
+            if training:
+                mine = tf.reduce_sum(tf.one_hot(tf.reshape(ids, [-1]), ROWS, dtype=tf.int64), 0)
+                context = tf.distribute.get_replica_context()
+                self.seen.value.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, mine))
+            return tf.cast(ids, tf.float32) * 0.0
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
+        model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))
+    own = stepwise(args, ctx)
+    data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0)).repeat()
+    history = model.fit(
+        data, epochs=args["epochs"], steps_per_epoch=args["steps"], verbose=0, callbacks=[own], shuffle=False
+    )
+    seen = model.layers[0].seen.numpy()
+    return {
+        "seen": (int(seen.min()), int(seen.max()), int(seen.sum())),
+        "steps": own.count,
+        "first": own.first and list(own.first),
+        "epochs": history.epoch,
+        "generation": ctx.generation,
+    }

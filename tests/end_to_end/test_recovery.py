@@ -24,6 +24,7 @@ from tests.faults import (
     Killer,
     counting_fit,
     counting_loop,
+    fit_by_steps,
     fit_with_callbacks,
     its_executor,
     its_host,
@@ -213,6 +214,25 @@ def test_keras_fit_continues_in_the_middle_of_an_epoch(
     np.testing.assert_allclose(losses, [squares] * 3, rtol=1e-5)
     assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
     assert not (tmp_path / "m").exists(), "nothing was written for it"
+
+
+@pytest.mark.parametrize(("shuffle", "workers"), [(0, 2), pytest.param(500, 2, marks=pytest.mark.faults), (300, 1)])
+def test_a_fit_by_steps_continues_within_an_epoch_and_within_a_pass(
+    spark: SparkSession, shuffle: int, workers: int
+) -> None:
+    data = rows(spark).selectExpr("id", "double(id) as y")
+    lost = f"worker:{workers - 1}"
+    exits = [Exit(lost, 1, 60, "kill"), Exit("worker:0", 3, 30, "kill", 2)]
+    args = {"epochs": 4, "steps": 62, "pause_step": 0.02, "schedule": exits, "shuffle": shuffle}
+    with launch(fit_by_steps, args, workers=workers, spark=spark, restarts=2) as cluster:
+        cluster.train(data, epochs=3)
+    found = cluster.result()
+    assert (found["generation"], found["epochs"]) == (3, [0, 1, 2, 3])
+    assert found["steps"] == 4 * 62, "each step is counted once"
+    assert found["first"][0] in (2, 3)
+    least, most, total = found["seen"]
+    assert (least, most) == (2, 3), "in two passes and a part of the third, each row is used once in a pass"
+    assert 4 * 62 * 32 - 3 * 32 * workers <= total <= 4 * 62 * 32
 
 
 def test_a_fit_interrupted_within_an_epoch_ends_like_an_uninterrupted_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class PassRecord:
     ----------
     steps : int or None
         How many steps the pass has, once this is known.
+    batches : int
+        How many batches were cut so far.
 
     Examples
     --------
@@ -54,6 +56,7 @@ class PassRecord:
         self._given = 0
         self._window = _none()
         self.steps: int | None = None
+        self.batches = 0
 
     def shuffle(self) -> None:
         """Expect rows in another order than that in which they come."""
@@ -76,7 +79,9 @@ class PassRecord:
     def cut(self, sizes: Iterable[int], steps: int | None = None) -> None:
         """Record the sizes of the next batches, and the pass's number of steps once it is known."""
         with self._lock:
+            known = len(self._sizes)
             self._sizes.extend(sizes)
+            self.batches += len(self._sizes) - known
             self.steps = steps
 
     def rows_after(self, batches: int) -> int:

@@ -173,8 +173,9 @@ class Cut:
         How the strategy divides it. Takes effect at the next iteration.
     passes : int
         Passes that have begun.
-    record : PassRecord or None
-        The record of the pass that began last.
+    place : tuple of PassRecord and int
+        The record of the pass that began last, None before the first one; and how many batches the passes before it
+        had, since :meth:`count_from_here`.
     readers : Readers
         The iterators over the dataset.
     """
@@ -183,14 +184,19 @@ class Cut:
     whole: bool = False
     division: Division | None = None
     passes: int = 0
-    record: PassRecord | None = None
+    place: tuple[PassRecord | None, int] = (None, 0)  # one value: another thread begins passes
     readers: Readers = field(default_factory=Readers)
 
     def divide(self, division: Division) -> None:
         """Take the division that a strategy asks for; it takes effect at the next iteration."""
         self.division = division
 
+    def count_from_here(self) -> None:
+        """Count batches from the next pass on."""
+        self.place = None, 0
+
     def begin_pass(self, record: PassRecord) -> None:
-        """Count a pass that begins."""
+        """Count a pass that begins, after all batches of the last one."""
         self.passes += 1
-        self.record = record
+        last, before = self.place
+        self.place = record, before + (last.batches if last is not None else 0)

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -283,6 +283,21 @@ class RowQueue:
         Raises
         ------
         ValueError
+            As :meth:`position`.
+        """
+        self.tell_held(replace(self.position(state, epoch, rows), waits=waits, stored=stored))
+
+    def tell_held(self, position: PositionHeld) -> None:
+        """Tell the driver which rows a state includes, which is saved now."""
+        self._due.append(position)
+        self._tell_due()
+
+    def position(self, state: str, epoch: int, rows: int) -> PositionHeld:
+        """Return which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
+
+        Raises
+        ------
+        ValueError
             If the current pass is not the one after ``epoch`` passes, or fewer rows have come.
         """
         said = f"ctx.checkpoint(epoch={epoch}, rows={rows})"
@@ -294,9 +309,7 @@ class RowQueue:
             reached, known = feed.reached(end)
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
-        left = feed.rows_at(others.tolist())
-        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, waits, stored))
-        self._tell_due()
+        return PositionHeld(self._node, turn.feed, state, reached, known, feed.rows_at(others.tolist()))
 
     # --- how far the program has come ---
 

@@ -24,6 +24,7 @@ _log = logging.getLogger("tfos_nb.keras")
 _MARK = "_tfos_nb_cut"
 _TRACKED = "_tfos_nb_tracked"
 # Those that give one batch for each batch that they take, in the same order.
+_ENDLESS = -1  # tf.data.INFINITE_CARDINALITY, without TensorFlow
 _BATCH_BY_BATCH = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "LaterDataset")
 # TensorFlow's classes of datasets that change the batches, by name. A batch size after one of them is the program's
 # own, so TensorFlow divides it.
@@ -42,13 +43,17 @@ def tracked(dataset: Any, cut: Cut) -> Any:
     return dataset
 
 
-def cut_of(dataset: Any) -> Cut | None:
+def cut_of(dataset: Any, *, repeated: bool = False) -> Cut | None:
     """Return the cut of fed rows if a dataset's batches are the cut's, one for one and in order; else None.
 
-    ``map`` and ``prefetch`` keep them so. ``filter``, ``shuffle``, ``cache``, ``repeat``, ``take`` and others do not.
+    ``map`` and ``prefetch`` keep them so. ``filter``, ``shuffle``, ``cache``, ``take`` and others do not. With
+    ``repeated``, the dataset must be one pass after another without end, by ``repeat()``; else a single one.
     """
+    if repeated != (dataset.cardinality() == _ENDLESS if hasattr(dataset, "cardinality") else False):
+        return None
     while (cut := getattr(dataset, _TRACKED, None)) is None:
-        known, inputs = type(dataset).__name__ in _BATCH_BY_BATCH, _inputs_of(dataset)
+        kinds = (*_BATCH_BY_BATCH, "_RepeatDataset") if repeated else _BATCH_BY_BATCH
+        known, inputs = type(dataset).__name__ in kinds, _inputs_of(dataset)
         unordered = getattr(dataset, "_deterministic", None) in (False, "false")
         if not known or unordered or len(inputs) != 1 or dataset.options().deterministic is False:
             return None

@@ -64,7 +64,8 @@ _log = logging.getLogger(__name__)
 
 
 _PART = "part"
-_ITERATOR, _FIRST, _COLUMNS = "_tfos_iterator", "_tfos_first_step", "_tfos_columns"
+_ITERATOR, _FIRST, _LEFT = "_tfos_iterator", "_tfos_first_step", "_tfos_steps_left"
+_COLUMNS = "_tfos_columns"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps when ``TF_CONFIG`` counts only the remaining nodes."""
 # The functions that the patches replace or wrap, with the parameters with which Keras calls them. Classes are found by
@@ -320,9 +321,13 @@ def build_early(model: Any, iterator: Any) -> None:
 
 
 def count_from(iterator: Any, step: int) -> None:
-    """Number the steps of the epoch that a ``fit`` begins with its iterator from ``step`` on."""
+    """Number the steps of the epoch that a ``fit`` begins with its iterator from ``step`` on.
+
+    With ``steps_per_epoch``, the epoch has only the steps that are left. 0 ends the numbering.
+    """
     if iterator is not None:
         setattr(iterator, _FIRST, step)
+        setattr(iterator, _LEFT, iterator.steps_per_epoch - step if step and iterator.steps_per_epoch else None)
 
 
 def _counted_from(original: Callable[[Any], tuple[int, int, Any]]) -> Callable[[Any], tuple[int, int, Any]]:
@@ -330,6 +335,11 @@ def _counted_from(original: Callable[[Any], tuple[int, int, Any]]) -> Callable[[
 
     @functools.wraps(original)
     def counted(self: Any) -> tuple[int, int, Any]:
+        left = getattr(self, _LEFT, None)
+        if left is not None:
+            if left <= 0:
+                raise StopIteration
+            setattr(self, _LEFT, left - self.steps_per_execution)
         begin, end, data = original(self)
         first = getattr(self, _FIRST, 0)
         return begin + first, end + first, data

@@ -38,6 +38,7 @@ from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.messages import HeldRows
 from tfos_nb.runtime.feed.passes import Cut
+from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
 from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of
@@ -50,6 +51,8 @@ from tfos_nb.runtime.storage.one_writer import WRITER
 
 __all__ = ["FitHooks", "keep_fits"]
 
+_ROUNDING = 1e-6  # of the variance of equal numbers
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +63,8 @@ class FitHooks:
     Attributes
     ----------
     cut_of : callable
-        Returns the cut of fed rows whose batches a dataset gives, one for one; None if there is none.
+        Returns the cut of fed rows whose batches a dataset gives, one for one; None if there is none. ``repeated`` says
+        that the dataset must repeat its passes without end.
     iterator_of : callable
         Returns the iterator of a model's ``fit`` that has just begun.
     build : callable
@@ -69,13 +73,13 @@ class FitHooks:
         Called with that iterator and a number: the steps of an epoch are numbered from there.
     """
 
-    cut_of: Callable[[Any], Cut | None]
+    cut_of: Callable[..., Cut | None]
     iterator_of: Callable[[Any], Any]
     build: Callable[[Any, Any], object]
     count_from: Callable[[Any, int], object]
 
 
-def _nothing(*of: Any) -> None:
+def _nothing(*of: Any, **more: Any) -> None:
     """Do nothing: the hooks of a Keras that is not patched."""
 
 
@@ -163,7 +167,8 @@ class _Keeping:
                 told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.has_saved())
                 given.arguments["callbacks"] = [*several, told]
             elif first and self._can_keep(model, given.arguments, theirs):
-                given.arguments["callbacks"] = self.kept.around(several, callbacks, given.arguments.get("x"))
+                steps, x = given.arguments.get("steps_per_epoch"), given.arguments.get("x")
+                given.arguments["callbacks"] = self.kept.around(several, callbacks, x, by_steps=steps is not None)
             elif first and self.stored is not None:
                 _log.warning("checkpoint_every= has no effect: the state of this fit is not kept (docs/recovery.md)")
             return fit(*given.args, **given.kwargs)
@@ -225,8 +230,12 @@ class _Keeping:
         strategy = model.distribute_strategy
         together = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         alone = self.workers == 1 and not isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        whole = arguments.get("steps_per_epoch") is None
-        return (together or alone) and whole and not finished
+        known = arguments.get("steps_per_epoch") is None or self.rows_cut(model, arguments.get("x"), True) is not None
+        return (together or alone) and known and not finished
+
+    def rows_cut(self, model: Any, dataset: Any, repeated: bool) -> Cut | None:
+        """Return how the rows of a dataset are cut into the steps of Keras 3; None if that is not known."""
+        return self.hooks.cut_of(dataset, repeated=repeated) if hasattr(model, "_make_function") else None
 
     def _going_on(self, load: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
         """Wrap the method that gives tf_keras its first epoch; it runs after ``on_train_begin``."""
@@ -246,6 +255,7 @@ class _KeptFit:
     def __init__(self, keeping: _Keeping) -> None:
         self._keeping = keeping
         self._dataset: Any = None
+        self._by_steps = False  # its epochs are numbers of steps, not passes over the rows
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
         self._iterator: Any = None
@@ -263,15 +273,16 @@ class _KeptFit:
         """Whether it is a fit of this model."""
         return self._contents is not None and self._contents.model is model
 
-    def around(self, callbacks: Sequence[Any], module: Any, dataset: Any) -> list[Any]:
+    def around(self, callbacks: Sequence[Any], module: Any, dataset: Any, *, by_steps: bool) -> list[Any]:
         """Return Keras' callbacks with ours: the first one puts the state back, the last one keeps what others change.
 
-        Keras adds its ``History`` behind the last one, unless it is given.
+        Keras adds its ``History`` behind the last one, unless it is given. ``by_steps``: its epochs are numbers of
+        steps, and its dataset repeats its passes.
         """
         several = list(callbacks)
         if not any(isinstance(one, module.History) for one in several):
             several.append(module.History())
-        self._callbacks, self._dataset = several, dataset
+        self._callbacks, self._dataset, self._by_steps = several, dataset, by_steps
         kinds = [
             type(kind.__name__.strip("_"), (kind, module.Callback), {}) for kind in (_RestoreCallback, _SaveCallback)
         ]
@@ -285,9 +296,9 @@ class _KeptFit:
         keeping = self._keeping
         self._contents = contents = FitContents(model, self._callbacks)
         self._iterator = keeping.hooks.iterator_of(model)
-        cut = keeping.hooks.cut_of(self._dataset) if hasattr(model, "_make_function") else None  # of Keras 3
+        cut = keeping.rows_cut(model, self._dataset, self._by_steps)
         if cut is not None:
-            self._amid = _MidEpochSaver(keeping, contents, cut)
+            self._amid = _MidEpochSaver(keeping, contents, cut, by_steps=self._by_steps)
         if keeping.generation == 1 or keeping.queue.asked:
             return
         if not model.built:
@@ -416,6 +427,8 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         self._ended = bool(getattr(contents.model, "stop_training", False))
+        if self._by_steps and not self._ended:
+            return  # it may end within a pass: the states of its steps are enough
         refused = keeping.queue.current_call if self._ended else 0
         arrays = contents.own(contents.variables())
         moment, passes = StateVersion(epoch + 1), keeping.queue.passes_done
@@ -484,8 +497,9 @@ class _MidEpochSaver:
     have the older one of the two states that a memory holds.
     """
 
-    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut) -> None:
-        self._keeping, self._contents, self._cut = keeping, contents, cut
+    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, by_steps: bool) -> None:
+        self._keeping, self._contents, self._cut, self._by_steps = keeping, contents, cut, by_steps
+        cut.count_from_here()
         self._schedule = SaveSchedule(keeping.workers)
         self._writer = ThreadPoolExecutor(1, "tfos_nb state")
         self._writing: Future[float] | None = None
@@ -516,63 +530,71 @@ class _MidEpochSaver:
         due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
         if not (due or look) or getattr(self._contents.model, "stop_training", False):
             return
-        steps = batch + 1 - (self._lowest or 0)  # in this pass
-        rows = self._rows_after(steps)
-        if rows is not None and (due or self._is_wanted()):
-            self._save(self._first + steps, rows)
+        if due or self._is_wanted():
+            self._save(batch + 1 - (self._lowest or 0))
 
     def _is_wanted(self) -> bool:
         """Whether the driver has asked any worker for a state; all workers look after the same steps."""
         self._schedule.looked(self._steps)
         return self._any.says(self._keeping.request.asked)
 
-    def _rows_after(self, steps: int) -> int | None:
-        """Return how many rows of the pass are in so many steps; None if they may be the epoch's last ones.
+    def _position(self, name: str, passes: int, steps: int) -> PositionHeld | None:
+        """Return which rows of a pass are in the state of this name, after so many passes and steps of the epoch.
 
-        All workers decide alike: each learns the number of steps only at the end of its rows.
+        None if that cannot be said: the steps may be the pass's last ones, or the next pass is read ahead already.
         """
-        record, division = self._cut.record, self._cut.division
-        if record is None or record is not self._keeping.queue.record:
+        (record, before), division = self._cut.place, self._cut.division
+        replicas = division.replicas if division is not None else 1
+        if self._by_steps:
+            steps = self._steps - before // replicas
+        if record is None or record is not self._keeping.queue.record or steps < 1:
             return None
-        rows = record.rows_after(steps * (division.replicas if division is not None else 1))
-        if record.steps is not None:
-            return rows if steps < record.steps else None
-        return rows if division is not None or record.has_more else None
+        rows = record.rows_after(steps * replicas)
+        is_amid = steps < record.steps if record.steps is not None else division is not None or record.has_more
+        try:
+            return (
+                self._keeping.queue.position(name, self._keeping.queue.passes_before_current, rows) if is_amid else None
+            )
+        except ValueError as error:  # another pass has begun
+            _log.debug("no state is saved: %s", error)
+            return None
 
-    def _save(self, step: int, rows: int) -> None:
+    def _save(self, steps: int) -> None:
+        """Save the state after so many steps of this epoch, if all workers know its position and are in one pass."""
         began = time.perf_counter()
         self.await_writer()
         contents, keeping = self._contents, self._keeping
+        moment = StateVersion(self._epoch, keeping.generation, self._first + steps)
+        passes = keeping.queue.passes_before_current
+        position = self._position(moment.name, passes, steps)
         if self._totals is None or self._optimizers != contents.built_optimizers():
             self._optimizers = contents.built_optimizers()
             self._variables = contents.variables()
             self._totals = Totals(contents.strategy, contents.metrics())
-        mine = [self._busy, self._cost, float(keeping.request.asked)]
-        counted, (busy, cost, asked) = self._totals.read(mine)
+        mine = [self._busy, self._cost, float(keeping.request.asked), float(position is None), passes, passes**2]
+        counted, (busy, cost, asked, lacking, mean, of_squares) = self._totals.read(mine)
+        if position is None or lacking > 0 or of_squares - mean**2 > _ROUNDING:
+            self._schedule.postponed(self._steps)
+            return
         self._schedule.saved(self._steps, per_step=busy / (self._steps - self._since), cost=cost)
         self._since, self._busy = self._steps, 0.0
         arrays = [*contents.own(self._variables), *counted]
         rest = encode(contents.rest(arrays, len(self._variables)))
-        moment = StateVersion(self._epoch, keeping.generation, step)
-        passes = keeping.queue.passes_before_current
-        waits = asked > 0  # on any worker
-        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, rows, waits=waits)
+        position = replace(position, waits=asked > 0)  # on any worker
+        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, position)
         self._cost = time.perf_counter() - began
-        if waits:
+        if position.waits:
             self.await_writer()
             keeping.request.pause()
 
     def _write(
-        self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool
+        self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, position: PositionHeld
     ) -> float:
         """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
         began, keeping = time.perf_counter(), self._keeping
-        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=waits)
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=position.waits)
         if keeping.keep(moment, passes, arrays, rest) or stored:
-            try:
-                keeping.queue.hold(moment.name, passes, rows, waits=waits, stored=stored)
-            except ValueError as error:
-                _log.warning("training cannot continue from the state after step %d: %s", moment.step, error)
+            keeping.queue.tell_held(replace(position, stored=stored))
         return (time.perf_counter() - began) / (os.cpu_count() or 1)
 
     def await_writer(self) -> None:

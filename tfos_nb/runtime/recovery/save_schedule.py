@@ -58,6 +58,11 @@ class SaveSchedule:
         self._look_interval = max(1, math.ceil(_LOOK_SECONDS / max(per_step, 1e-6)))
         self.looked(step)
 
+    def postponed(self, step: int) -> None:
+        """Record that no state could be saved after ``step``: it is tried again soon."""
+        self._next = step + max(1, self.interval // _GROWTH)
+        self.looked(step)
+
     def is_look_due(self, step: int) -> bool:
         """Whether to look after a step if a state is wanted."""
         return step >= self._next_look
