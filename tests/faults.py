@@ -64,7 +64,8 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
             total.assign((total + step(batch)) % PRIME)
             read += int(strategy.experimental_local_results(batch["id"])[0].shape[0])
             if (number + 1) % args.get("amid", ROWS) == 0:
-                ctx.checkpoint(total=total, epoch=epoch, rows=read - before)
+                place = {"step": number + 1} if args.get("by_steps") else {"rows": read - before}
+                ctx.checkpoint(total=total, epoch=epoch, **place)
             exit_by_schedule(args, ctx, epoch + 1, number + 1)
             threading.Event().wait(args.get("pause", 0.02))  # gives a test time to cause a fault
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())

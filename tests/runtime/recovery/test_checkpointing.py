@@ -78,9 +78,16 @@ class Node:
         self.held += 1
 
     def checkpoint(
-        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
+        self,
+        model: Any = None,
+        *,
+        epoch: int,
+        rows: int | None = None,
+        step: Any = None,
+        max_to_keep: int = 3,
+        **objects: Any,
     ) -> str:
-        return self.checkpoints.save(model, objects, epoch=epoch, rows=rows, max_to_keep=max_to_keep)
+        return self.checkpoints.save(model, objects, epoch=epoch, rows=rows, step=step, max_to_keep=max_to_keep)
 
     def resume(self, model: Any = None, **objects: Any) -> Any:
         return self.checkpoints.resume(model, objects)
@@ -265,3 +272,9 @@ def test_a_late_node_resumes_from_the_same_state_as_the_others(far: type[Far], c
 def test_rows_must_be_a_non_negative_number(far: type[Far], counter: Any, rows: Any) -> None:
     with pytest.raises(ValueError, match="rows must be the number of rows since the last whole epoch, 0 or more"):
         Node().checkpoint(counter=counter, epoch=1, rows=rows)
+
+
+@pytest.mark.parametrize(("step", "rows"), [(-1, None), (1.0, None), (True, None), (3, 96)])
+def test_a_step_must_be_a_number_of_steps_and_without_rows(counter: Any, step: Any, rows: Any) -> None:
+    with pytest.raises(ValueError, match="step must be the number of steps since the last whole epoch, 0 or more, got"):
+        Node().checkpoint(counter=counter, epoch=1, step=step, rows=rows)

@@ -34,6 +34,8 @@ class PassRecord:
         How many steps the pass has, once this is known.
     batches : int
         How many batches were cut so far.
+    replicas : int
+        How many batches a step takes.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class PassRecord:
         self._window = _none()
         self.steps: int | None = None
         self.batches = 0
+        self.replicas = 1
 
     def shuffle(self) -> None:
         """Expect rows in another order than that in which they come."""

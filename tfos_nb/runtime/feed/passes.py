@@ -198,5 +198,6 @@ class Cut:
     def begin_pass(self, record: PassRecord) -> None:
         """Count a pass that begins, after all batches of the last one."""
         self.passes += 1
+        record.replicas = self.division.replicas if self.division is not None else 1
         last, before = self.place
         self.place = record, before + (last.batches if last is not None else 0)

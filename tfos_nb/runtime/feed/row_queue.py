@@ -292,6 +292,24 @@ class RowQueue:
         self._due.append(position)
         self._tell_due()
 
+    def rows_after(self, steps: int) -> int:
+        """Return how many of this node's rows are in so many steps of the current pass; the number must not go back.
+
+        Raises
+        ------
+        ValueError
+            If there were fewer steps.
+        """
+        with self._changed:
+            record = self._record
+        rows = record.rows_after(steps * record.replicas)
+        if record.steps is None and record.batches < steps * record.replicas:
+            raise ValueError(
+                f"step={steps}: this pass over the rows has had {record.batches // record.replicas} steps here. Give "
+                "the number of steps since it began"
+            )
+        return rows
+
     def position(self, state: str, epoch: int, rows: int) -> PositionHeld:
         """Return which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
 

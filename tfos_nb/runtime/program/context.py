@@ -751,7 +751,14 @@ class NodeContext:
         return directory_of_run(self.model_dir, self._run)
 
     def checkpoint(
-        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
+        self,
+        model: Any = None,
+        *,
+        epoch: int,
+        step: int | None = None,
+        rows: int | None = None,
+        max_to_keep: int = 3,
+        **objects: Any,
     ) -> str:
         """Save a state that includes ``epoch`` epochs of the rows; after a loss, training continues from it.
 
@@ -765,9 +772,12 @@ class NodeContext:
             The model, with its optimizer if it is compiled.
         epoch : int
             Number of passes over the rows that the state includes, counted from the first call of ``train``.
+        step : int, optional
+            Number of steps of the next pass that the nodes have done, each with one batch of :meth:`dataset` on each
+            replica. After a loss the iteration has the rows that were in no step.
         rows : int, optional
-            Number of rows of the next pass that this node has used in this iteration over :meth:`dataset`, which must
-            not shuffle. After a loss the iteration begins after them.
+            The same as a number of rows, that this node has used in this iteration over :meth:`dataset`: for steps that
+            do not have one batch each.
         max_to_keep : int, optional
             Number of checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss also the one
             from which the nodes continue.
@@ -790,15 +800,13 @@ class NodeContext:
         If an epoch takes hours:
 
         >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
-        ...     rows = 0
         ...     for number, (x, y) in enumerate(ctx.dataset(64, x="x", y="y"), 1):
-        ...         step(x, y)
-        ...         rows += len(y)
+        ...         train_step(x, y)
         ...         if number % 10_000 == 0:
-        ...             ctx.checkpoint(model, epoch=epoch, rows=rows)
+        ...             ctx.checkpoint(model, epoch=epoch, step=number)
         ...     ctx.checkpoint(model, epoch=epoch + 1)
         """
-        return self._checkpoints.save(model, objects, epoch=epoch, rows=rows, max_to_keep=max_to_keep)
+        return self._checkpoints.save(model, objects, epoch=epoch, step=step, rows=rows, max_to_keep=max_to_keep)
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:
         """Restore the newest state that this cluster saved before its last loss, if one exists.

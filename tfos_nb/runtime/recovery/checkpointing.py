@@ -128,7 +128,16 @@ class Checkpoints:
         self._amid = 0  # number of states saved in the middle of a pass
         self._from = ""  # name of the restored state
 
-    def save(self, model: Any, objects: dict[str, Any], *, epoch: int, rows: int | None, max_to_keep: int) -> str:
+    def save(
+        self,
+        model: Any,
+        objects: dict[str, Any],
+        *,
+        epoch: int,
+        rows: int | None,
+        max_to_keep: int,
+        step: int | None = None,
+    ) -> str:
         """Save a state and return its directory.
 
         Every node must call this, because TensorFlow may read variables by a collective. Only the chief's state is
@@ -143,14 +152,16 @@ class Checkpoints:
         epoch : int
             Number of epochs that the state includes.
         rows : int or None
-            Number of rows since the last whole epoch. None: the state is of whole epochs.
+            Number of rows since the last whole epoch. None: the state is of whole epochs, or of ``step``.
         max_to_keep : int
             Number of the newest states to keep.
+        step : int or None
+            Number of steps since the last whole epoch, in place of ``rows``.
 
         Raises
         ------
         ValueError
-            If ``epoch`` or ``rows`` is wrong, or there is nothing to save.
+            If ``epoch``, ``rows`` or ``step`` is wrong, or there is nothing to save.
         TfosError
             If the directory cannot be written.
         """
@@ -160,7 +171,13 @@ class Checkpoints:
             raise ValueError(f"epoch must be the number of epochs that the state includes, 0 or more, got {epoch!r}")
         if rows is not None and (type(rows) is not int or rows < 0):
             raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
+        if step is not None and (type(step) is not int or step < 0 or rows is not None):
+            also = " beside rows=" if rows is not None else ""
+            raise ValueError(
+                f"step must be the number of steps since the last whole epoch, 0 or more, got {step!r}{also}"
+            )
         state = tf.train.Checkpoint(**_named(model, objects))
+        rows = self._rows.rows_after(step) if step is not None else rows
         place = self._place()
         name = f"{epoch:08d}" if rows is None else self._hold(epoch, rows)
         held = self._calls.held if rows is None else _nothing

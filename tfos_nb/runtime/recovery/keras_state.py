@@ -14,10 +14,10 @@ where the batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras
 about to join or to leave, the driver asks for a state at once, and the workers wait after it (recovery.save_request).
 
 The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
-exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
-epochs are not passes; and for independent workers, each with a model of its own. A ``fit`` that a callback has ended
-early is not trained further: its state says that it has ended, and which rows it did not want. A
-``fit`` with the user's own ``BackupAndRestore`` is left to that callback.
+exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, if its
+dataset is not one pass after another without end; and for independent workers, each with a model of its own. A ``fit``
+that a callback has ended early is not trained further: its state says that it has ended, and which rows it did not
+want. A ``fit`` with the user's own ``BackupAndRestore`` is left to that callback.
 """
 
 from __future__ import annotations
