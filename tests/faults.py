@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -353,8 +354,18 @@ def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
     return {"seen": seen.numpy(), "generation": ctx.generation, "pid": os.getpid(), "steps": steps}
 
 
-def fit_by_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Fit over repeated rows by ``steps_per_epoch``, and count how often each row was in a step."""
+def stop_after(model: Any, epochs: int | None, epoch: int, logs: Any = None) -> None:
+    """Stop a fit after so many epochs."""
+    if epoch + 1 == epochs:
+        model.stop_training = True
+
+
+def several_fits(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Call ``fit`` for each of ``args["fits"]``, and count how often each row was in a step.
+
+    A fit has its epochs, a schedule of faults, and perhaps ``steps`` for ``steps_per_epoch``, over repeated rows, or
+    the number of epochs after which a callback stops it.
+    """
     import keras
     import tensorflow as tf
 
@@ -369,19 +380,26 @@ def fit_by_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
                 self.seen.value.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, mine))
             return tf.cast(ids, tf.float32) * 0.0
 
-    with ctx.strategy().scope():
+    strategy = ctx.strategy()
+    with strategy.scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
-        model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))
-    own = stepwise(args, ctx)
-    data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0)).repeat()
-    history = model.fit(
-        data, epochs=args["epochs"], steps_per_epoch=args["steps"], verbose=0, callbacks=[own], shuffle=False
-    )
-    seen = model.layers[0].seen.numpy()
-    return {
-        "seen": (int(seen.min()), int(seen.max()), int(seen.sum())),
-        "steps": own.count,
-        "first": own.first and list(own.first),
-        "epochs": history.epoch,
-        "generation": ctx.generation,
-    }
+    found: dict[str, Any] = {"steps": [], "first": [], "epochs": [], "after": [], "generation": ctx.generation}
+    for number, one in enumerate(args["fits"]):
+        with strategy.scope():
+            model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.01 / (number + 1)))
+        own = stepwise({**args, "schedule": one.get("schedule", ())}, ctx)
+        data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0))
+        steps = one.get("steps")
+        history = model.fit(
+            data if steps is None else data.repeat(),
+            epochs=one["epochs"],
+            steps_per_epoch=steps,
+            verbose=0,
+            callbacks=[own, keras.callbacks.LambdaCallback(on_epoch_end=partial(stop_after, model, one.get("stop")))],
+        )
+        seen = model.layers[0].seen.numpy()
+        found["steps"].append(own.count)
+        found["first"].append(own.first and list(own.first))
+        found["epochs"].append(history.epoch)
+        found["after"].append((int(seen.min()), int(seen.max()), int(seen.sum())))
+    return found

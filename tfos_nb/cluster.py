@@ -51,6 +51,7 @@ from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.partitioning import SteadyPartitions
 from tfos_nb.spark.session import SparkJobs, await_executors, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.chart_data import chart_data
@@ -381,6 +382,7 @@ class Cluster(Rich):
         self._recorded_dir = without_password(absolute(self._model_dir)) if self._model_dir else ""
         self._tunnel = ""
         self._training_calls = TrainingCalls(self._outcome, self._controller)
+        self._partitions = SteadyPartitions()
         self.checkpoint_run = self.id
 
     # --- the user's calls ---
@@ -420,6 +422,7 @@ class Cluster(Rich):
             raise
         active_clusters.begin(self)
         self._lifecycle.at_end(self._training_calls.forget)
+        self._lifecycle.at_end(self._partitions.release)
         self._lifecycle.at_end(nodes.forget)
         self._lifecycle.at_end(partial(active_clusters.end, self))
         self._lifecycle.run(door, self._address)
@@ -546,7 +549,10 @@ class Cluster(Rich):
                 timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
                 if self._follower is not None:
                     self._follower.fed(data)
-                training = Training(self._outcome, self._controller, self._jobs, timeout, self._address, qname)
+                partitions = self._partitions if self._settings.restarts else None
+                training = Training(
+                    self._outcome, self._controller, self._jobs, timeout, self._address, qname, partitions
+                )
                 self._feed_or_stop(training, data, epochs, spill, validation)
         except KeyboardInterrupt:  # it may come at the block's end
             self._interrupted()

@@ -96,6 +96,21 @@ class Hadoop:
         self.running.pop(f"nodemanager-{host}").stop(signal.SIGKILL)
         daemons.end_all_in(self.node_folder(host))
 
+    def decommission(self, host: str) -> None:
+        """Have YARN give a host no more containers, and end those that it has after a while."""
+        self._exclude(host, "-g", "120", "-server")
+
+    def recommission(self) -> None:
+        """Take all hosts into use again."""
+        self._exclude("")
+        self._wait(lambda: self.nodes() == 2, "resourcemanager")
+
+    def _exclude(self, host: str, *options: str) -> None:
+        (self.folder / "exclude").write_text(host)
+        command = self._command("yarn.client.cli.RMAdminCLI", "-refreshNodes", *options)
+        asking = daemons.start("rmadmin", command, **self._process)
+        assert asking.process.wait(PATIENCE) == 0, asking.tail
+
     def start(self) -> None:
         """Start all daemons, and wait until files can be written and containers started."""
         jars = list(JARS.glob("hadoop-yarn-server-nodemanager-*.jar"))
@@ -157,6 +172,7 @@ class Hadoop:
 
     def _configure(self) -> None:
         self.conf.mkdir()
+        (self.folder / "exclude").touch()
         # The jars do not contain the web pages of the daemons, but their folders must exist.
         for page in ("hdfs", "datanode"):
             (self.conf / "webapps" / page).mkdir(parents=True)
@@ -194,6 +210,7 @@ class Hadoop:
             "yarn.nodemanager.env-whitelist": "JAVA_HOME",
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 99.5,
             "yarn.scheduler.minimum-allocation-mb": 256,
+            "yarn.resourcemanager.nodes.exclude-path": f"{self.folder}/exclude",
             "yarn.nm.liveness-monitor.expiry-interval-ms": 8000,
             "yarn.resourcemanager.nm.liveness-monitor.interval-ms": 1000,
             "yarn.nodemanager.sleep-delay-before-sigkill.ms": 1000,

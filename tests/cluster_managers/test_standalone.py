@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -16,7 +18,15 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.cluster_managers import daemons
 from tests.cluster_managers.pages import as_written
 from tests.cluster_managers.standalone import Standalone, standalone_cluster
-from tests.cluster_managers.submit import PROGRAMS, SECONDS_TO_PACK, outcome, printed, runs_in_what_was_shipped
+from tests.cluster_managers.submit import (
+    PROGRAMS,
+    SECONDS_TO_PACK,
+    as_options,
+    outcome,
+    printed,
+    runs_in_what_was_shipped,
+    submitted,
+)
 from tests.conftest import PYTHONPATH
 from tests.docs.reading import CHECKOUT
 from tests.versions import connect_client
@@ -217,6 +227,27 @@ def test_an_environment_is_shipped_to_hosts_without_one(
     ) as running:
         outcome(running, SECONDS_TO_PACK)
     runs_in_what_was_shipped(printed(running.log.read_text(errors="replace")))
+
+
+def test_a_node_leaves_the_executor_of_a_worker_that_is_decommissioned(
+    settings: dict[str, str], spark_home: Path, tmp_path: Path
+) -> None:
+    enabled = {"spark.decommission.enabled": "true"}
+    args = {"fits": [{"epochs": 3}], "pause_step": 0.05}
+    training = {"program": "several_fits", "args": args, "checkpoint_every": 1}
+    with standalone_cluster(spark_home, tmp_path, workers=2, cores=3, conf=enabled) as own:
+        conf = {**settings, **enabled, "spark.master": own.url, "spark.executor.cores": "3", "spark.cores.max": "6"}
+        program = [str(PROGRAMS / "lose_a_host.py"), str(tmp_path), "3", json.dumps(training)]
+        with submitted([*as_options(conf), *program], {}, tmp_path, spark_home) as running:
+            saved = "models/checkpoints/*/fit/*/place.json"
+            assert until(lambda: running.ended or any(tmp_path.glob(saved)), 120), running.tail
+            os.kill(own.workers[1].process.pid, signal.SIGPWR)
+            outcome(running)
+    found = printed(running.log.read_text(errors="replace"))
+    assert found["restarts_left"] == 2, "its end was announced"
+    for result in found["results"].values():
+        assert result["generation"] == 2
+        assert result["after"][0][:2] == [3, 3], "each row once an epoch"
 
 
 def test_no_process_of_an_application_is_left_after_its_end(cluster: Standalone) -> None:

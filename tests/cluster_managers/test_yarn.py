@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -214,6 +215,26 @@ def host_to_lose(hadoop: Hadoop) -> str:
 
 def at_work(hadoop: Hadoop, host: str) -> list[psutil.Process]:
     return list(daemons.processes_in(hadoop.node_folder(host)))
+
+
+def test_a_node_leaves_a_host_that_yarn_decommissions(hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path) -> None:
+    args = {"fits": [{"epochs": 3}], "pause_step": 0.05}
+    training = json.dumps({"program": "several_fits", "args": args, "checkpoint_every": 1})
+    given = arguments("client", archive, "lose_a_host.py", f"{hadoop.url}/leaving", "3", training)
+    enabled = {"spark.decommission.enabled": "true", "spark.yarn.executor.decommission.enabled": "true"}
+    with submitted([*as_options(enabled), *given], environment(hadoop, **HERE), tmp_path) as running:
+        saved = "/leaving/models/checkpoints/*/fit/*/place.json"
+        assert until(lambda: running.ended or hdfs.glob(saved), 180, every=0.5), running.tail
+        assert not running.ended, running.tail
+        left = host_to_lose(hadoop)
+        hadoop.decommission(left)
+        outcome(running)
+    hadoop.recommission()
+    found = printed(running.log.read_text(errors="replace"))
+    assert found["restarts_left"] == 2, "its end was announced"
+    for result in found["results"].values():
+        assert result["generation"] == 2
+        assert result["after"][0][:2] == [3, 3], "each row once an epoch"
 
 
 def test_a_training_that_loses_a_host_continues_from_its_checkpoint_in_hdfs(

@@ -73,8 +73,7 @@ def test_a_history_travels_whole() -> None:
         made.record("worker:0", StepReport(epoch=1, step=step, metrics={"loss": 1 / step}, epoch_end=step == 3))
         made.record("worker:1", StepReport(epoch=1, step=step, metrics={"loss": 2 / step}))
     made.begin_anew()
-    parts = wire.expect(HistoryParts, wire.encode(HistoryParts(*made.parts())))
-    again = History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+    again = wire.expect(HistoryParts, wire.encode(HistoryParts.of(made))).history()
     assert again.epochs == made.epochs
     assert again.points() == made.points()
     assert again.points("worker:1") == made.points("worker:1")
@@ -145,7 +144,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[At
     methods.update(plan=lambda: {"workers": 3, "input_mode": "tensorflow"}, snapshot=lambda: STATE)
     history = History("worker:0")
     history.record("worker:0", StepReport(epoch=1, step=1, metrics={"loss": 0.5}))
-    methods["history"] = lambda: HistoryParts(*history.parts())
+    methods["history"] = lambda: HistoryParts.of(history)
     server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
     server.start()
     place = DetachedPlace(STATE.id, "mnist", this_process(), str(tmp_path / "calls"), tfos_nb.__version__, time.time())

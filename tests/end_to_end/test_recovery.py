@@ -24,7 +24,6 @@ from tests.faults import (
     Killer,
     counting_fit,
     counting_loop,
-    fit_by_steps,
     fit_with_callbacks,
     its_executor,
     its_host,
@@ -33,6 +32,7 @@ from tests.faults import (
     itself,
     itself_for_good,
     regression,
+    several_fits,
     sum_of_ids,
 )
 from tests.waiting import until
@@ -221,18 +221,38 @@ def test_a_fit_by_steps_continues_within_an_epoch_and_within_a_pass(
     spark: SparkSession, shuffle: int, workers: int
 ) -> None:
     data = rows(spark).selectExpr("id", "double(id) as y")
-    lost = f"worker:{workers - 1}"
-    exits = [Exit(lost, 1, 60, "kill"), Exit("worker:0", 3, 30, "kill", 2)]
-    args = {"epochs": 4, "steps": 62, "pause_step": 0.02, "schedule": exits, "shuffle": shuffle}
-    with launch(fit_by_steps, args, workers=workers, spark=spark, restarts=2) as cluster:
+    exits = [Exit(f"worker:{workers - 1}", 1, 60, "kill"), Exit("worker:0", 3, 30, "kill", 2)]
+    fits = [{"epochs": 4, "steps": 62, "schedule": exits}]
+    args = {"fits": fits, "pause_step": 0.02, "shuffle": shuffle}
+    with launch(several_fits, args, workers=workers, spark=spark, restarts=2) as cluster:
         cluster.train(data, epochs=3)
     found = cluster.result()
-    assert (found["generation"], found["epochs"]) == (3, [0, 1, 2, 3])
-    assert found["steps"] == 4 * 62, "each step is counted once"
-    assert found["first"][0] == 3, "not with the first step of an epoch before"
-    least, most, total = found["seen"]
+    assert (found["generation"], found["epochs"]) == (3, [[0, 1, 2, 3]])
+    assert found["steps"] == [4 * 62], "each step is counted once"
+    assert found["first"][0][0] == 3, "not with the first step of an epoch before"
+    least, most, total = found["after"][0]
     assert (least, most) == (2, 3), "in two passes and a part of the third, each row is used once in a pass"
     assert 4 * 62 * 32 - 3 * 32 * workers <= total <= 4 * 62 * 32
+
+
+@pytest.mark.parametrize("lost", ["worker:1", pytest.param("worker:0", marks=pytest.mark.faults)])
+def test_a_later_fit_continues_within_its_epoch_and_those_before_it_are_not_repeated(
+    spark: SparkSession, lost: str
+) -> None:
+    data = rows(spark).selectExpr("id", "double(id) as y")
+    last = [Exit(lost, 2, 60, "kill"), Exit("worker:0", 3, 70, "kill", 2)]
+    fits = [{"epochs": 9, "stop": 2}, {"epochs": 1, "steps": 94}, {"epochs": 3, "schedule": last}]
+    with launch(several_fits, {"fits": fits, "pause_step": 0.01}, workers=2, spark=spark, restarts=2) as cluster:
+        cluster.train(data, epochs=9)
+        cluster.train(data)
+        cluster.train(data, epochs=3)
+    found = cluster.result()
+    assert (found["generation"], found["epochs"]) == (3, [[0, 1], [0], [0, 1, 2]])
+    assert found["first"][:2] == [None, None], "they are done"
+    assert found["first"][2][0] == 3
+    assert [one[:2] for one in found["after"]] == [(2, 2), (3, 3), (6, 6)]
+    assert found["steps"][:2] == [188, 94]
+    assert 3 * 94 <= found["steps"][2] <= 3 * 94 + 4, "each step is counted once; a rest may have a step more"
 
 
 def test_a_fit_interrupted_within_an_epoch_ends_like_an_uninterrupted_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tests.end_to_end.executors import SPARK
-from tests.faults import ROWS, Exit, counting_fit, counting_loop, fit_with_callbacks, sum_of_ids
+from tests.faults import ROWS, Exit, counting_fit, counting_loop, fit_with_callbacks, several_fits, sum_of_ids
+from tests.waiting import until
 from tfos_nb import launch
-from tfos_nb.errors import FeedFailed, NodeFailed, PlanError
+from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError
 
 FIRST = """
 import os, signal, subprocess, sys
@@ -159,3 +162,33 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_lost(spark: SparkSes
         cluster.train(rows, epochs=3)
     total, generation, _, count, *_ = cluster.result()
     assert (total, generation, count) == (sum_of_ids(3), 3, 3 * -(-ROWS // 32))
+
+
+def feed(cluster: Any, rows: Any) -> None:
+    """Feed the rows of two fits, unless the cluster is stopped meanwhile."""
+    with contextlib.suppress(ClusterClosed):
+        cluster.train(rows)
+        cluster.train(rows, epochs=3)
+
+
+@pytest.mark.parametrize("shuffle", [0, pytest.param(500, marks=pytest.mark.faults)])
+def test_a_fit_that_was_stopped_continues_with_its_next_step(spark: SparkSession, tmp_path: Path, shuffle: int) -> None:
+    rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
+    args = {"fits": [{"epochs": 1}, {"epochs": 3}], "pause_step": 0.02, "shuffle": shuffle}
+    options: dict[str, Any] = {"spark": spark, "workers": 2, "restarts": 1, "checkpoint_every": 3600}
+    options["model_dir"] = str(tmp_path)
+    with launch(several_fits, args, **options) as cluster:
+        feeding = threading.Thread(target=feed, args=(cluster, rows))
+        feeding.start()
+        assert until(lambda: cluster.snapshot().nodes[0].rows > ROWS * 3 // 4), "in the second fit"
+        cluster.stop()
+        feeding.join()
+    with launch(several_fits, args, resume=True, **options) as resumed:
+        feed(resumed, rows)
+    found = resumed.result()
+    assert found["generation"] == 2
+    assert found["epochs"] == [[0], [0, 1, 2]]
+    assert found["first"][0] is None
+    assert found["first"][1] > [1, 0]
+    assert [one[:2] for one in found["after"]] == [(1, 1), (4, 4)]
+    assert 3 * 94 <= found["steps"][1] <= 3 * 94 + 2, "no step was done twice; a rest may have a step more"

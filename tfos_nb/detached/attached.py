@@ -308,7 +308,7 @@ class AttachedCluster(Rich):
         """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`."""
         with contextlib.suppress(ClusterClosed):
             parts: HistoryParts = self._call("history")
-            self._history = History.of_parts(parts.chief, parts.epochs, parts.chiefs, parts.steps)
+            self._history = parts.history()
         return self._history
 
     def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:

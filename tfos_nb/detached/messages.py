@@ -15,7 +15,8 @@ import builtins
 import os
 import socket
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from tfos_nb import errors
@@ -23,6 +24,7 @@ from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
 from tfos_nb.runtime.control.reports import StepReport
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogLine, NodeState
+from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import Point
 
 __all__ = ["Answer", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
@@ -67,13 +69,50 @@ class Raised:
 class HistoryParts:
     """A :class:`~tfos_nb.state.history.History`: the epochs' reports, all of the chief, and the newest of each node.
 
-    Each report of ``chiefs`` and ``steps`` has the generation of the cluster that made it.
+    A report is a list: the generation of the cluster that made it, and the fields of :class:`StepReport`. A cluster of
+    64 nodes has half a million reports, and a message for each of them would take ten seconds.
+
+    Examples
+    --------
+    >>> history = History("worker:0")
+    >>> history.record("worker:0", StepReport(epoch=1, metrics={"loss": 0.5}, epoch_end=True))
+    >>> HistoryParts.of(history).history()["loss"]
+    [0.5]
     """
 
     chief: str
-    epochs: tuple[StepReport, ...]
-    chiefs: tuple[tuple[int, StepReport], ...]
-    steps: dict[str, tuple[tuple[int, StepReport], ...]]
+    epochs: list[list[Any]]
+    chiefs: list[list[Any]]
+    steps: dict[str, list[list[Any]]]
+
+    @classmethod
+    def of(cls, history: History) -> HistoryParts:
+        """Return the message for a history."""
+        chief, epochs, chiefs, steps = history.parts()
+        return cls(
+            chief,
+            [_listed(0, report) for report in epochs],
+            [_listed(*one) for one in chiefs],
+            {node: [_listed(*one) for one in reports] for node, reports in steps.items()},
+        )
+
+    def history(self) -> History:
+        """Return the history."""
+        epochs, chiefs = [StepReport(*fields) for _, *fields in self.epochs], list(map(_report, self.chiefs))
+        return History.of_parts(
+            self.chief, epochs, chiefs, {node: list(map(_report, listed)) for node, listed in self.steps.items()}
+        )
+
+
+_fields_of = attrgetter(*(one.name for one in fields(StepReport)))
+
+
+def _listed(generation: int, report: StepReport) -> list[Any]:
+    return [generation, *_fields_of(report)]
+
+
+def _report(listed: list[Any]) -> tuple[int, StepReport]:
+    return listed[0], StepReport(*listed[1:])
 
 
 def check_peer(connection: socket.socket) -> None:

@@ -226,7 +226,7 @@ class DetachedProcess:
         return list(self._cluster.log_lines(node, limit))
 
     def _history(self) -> HistoryParts:
-        return HistoryParts(*self._cluster.history.parts())
+        return HistoryParts.of(self._cluster.history)
 
     def _close(self) -> None:
         self._dismissed.set()

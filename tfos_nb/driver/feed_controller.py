@@ -106,6 +106,7 @@ class FeedController:
         self._hosts_of: tuple[object, ...] = ()  # the rendezvous and nodes of which these are the hosts
         self._by_host: dict[str, list[str]] = {}
         self._described: messages.FeedSchema | None = None
+        self.parallelism = 0  # by which Spark cuts files into partitions
         self.closed = ""
         self.wanted_from: dict[str, messages.FeedFrom] = {}
         self.held = HeldPositions()
@@ -243,10 +244,10 @@ class FeedController:
     @property
     def disagreement(self) -> FeedFailed | None:
         """The error to raise if this generation's nodes want to continue from different states, else None."""
-        unlike: dict[tuple[int, str], messages.FeedFrom] = {}
+        unlike: dict[tuple[int, int, str], messages.FeedFrom] = {}
         with self._changed:
             for one in self.wanted_from.values():
-                unlike.setdefault((one.passes, one.state), one)
+                unlike.setdefault((one.refused, one.passes, one.state), one)
         return FeedFailed(_unlike_states(*unlike.values())) if len(unlike) > 1 else None
 
     def position_held(self, message: PositionHeld) -> bool:
@@ -260,15 +261,16 @@ class FeedController:
             if feed is None or feed.ledger.closed or not self.held.take(message, self.nodes, feed.ledger):
                 return False
             if writer := self.held.writer_of(message.state):
-                self._send(RowsOfState(message.state, self.held.rows_of(message.state)), [writer])
+                rows = replace(self.held.rows_of(message.state), parallelism=self.parallelism)
+                self._send(RowsOfState(message.state, rows), [writer])
             return True
 
-    def begin_call(self) -> int:
-        """Number a call of ``train``."""
+    def begin_call(self, number: int | None = None) -> int:
+        """Number a call of ``train``, as before if its rows are fed again: saved states know the number."""
         with self._changed:
-            self._calls += 1
-            self._enough[self._calls] = set()
-            return self._calls
+            self._calls = number = self._calls + 1 if number is None else number
+            self._enough[number] = set()
+            return number
 
     def has_enough(self, node: str, call: int) -> bool:
         """Whether a node has said that it wants no more rows of this call of ``train``."""

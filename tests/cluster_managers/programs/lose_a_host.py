@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
+import fsspec
 from pyspark import cloudpickle
 
 from tests import faults
@@ -27,6 +27,10 @@ if __name__ == "__main__":
     args["schedule"] = [faults.Exit(*one) for one in args.get("schedule", ())]
     with launch(program, {"epochs": epochs, **args}, **options) as cluster:
         hosts = {node.node: node.host for node in cluster.snapshot().nodes}
-        Path(root, "hosts.json").write_text(json.dumps(hosts))  # for a test that looks for a node's host
+        with fsspec.open(f"{root}/hosts.json", "w") as file:  # for a test that looks for a node's host
+            json.dump(hosts, file)
         cluster.train(spark.read.parquet(f"{root}/rows"), epochs=epochs)
-    print(json.dumps({"outcome": {"results": cluster.results(), "hosts": hosts}}), flush=True)
+        after = {node.node: node.host for node in cluster.snapshot().nodes}
+        left = cluster._controller.restarts_left
+    found = {"results": cluster.results(), "hosts": hosts, "after": after, "restarts_left": left}
+    print(json.dumps({"outcome": found}), flush=True)

@@ -33,6 +33,7 @@ class Told:
 
     epochs: int = 2
     before: int = 0
+    number: int = 0
     made: int = 0
     upset: dict[str, Callable[[], object]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -56,8 +57,11 @@ class Told:
     def go_on(self, rendezvous: int) -> None:
         self._note("go on", rendezvous)
 
-    def follow(self, before: int) -> None:
-        self.before = before
+    def describe(self) -> None:
+        self._note("describe")
+
+    def follow(self, before: int, number: int) -> None:
+        self.before, self.number = before, number
 
     def continue_from(self, made: int, held: Any = None) -> None:
         self.made = made
@@ -235,6 +239,54 @@ def test_rows_are_kept_for_a_restart_at_the_end_of_the_last_pass(coordinated: Cl
     call.deliver = deliver_once  # type: ignore[method-assign]
     training_calls._catch_up()
     assert call.asked == ["deliver from 0", "begin anew", "room", "validation", "deliver from 1"]
+
+
+def test_calls_of_which_no_more_rows_are_wanted_are_left_out(coordinated: Cluster) -> None:
+    def lose_the_ps() -> None:
+        assert lose(coordinated, "ps:0")
+        come_again(coordinated, *NODES)
+        coordinated.say(FeedFrom("chief:0", 1, refused=1))
+
+    ended_early, second = Told(epochs=5), Told(epochs=3, upset={"deliver from": lose_the_ps})
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
+    for call in (ended_early, second):
+        training_calls.train(cast(Call, call))
+    assert ended_early.asked == ["deliver from 0", "begin anew"]
+    assert second.asked == ["deliver from 0", "begin anew", "room", "validation", "deliver from 1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "delivered"),
+    [
+        (FeedFrom("chief:0", 3), [[], ["deliver from 1"], ["deliver from 0"]]),
+        (FeedFrom("chief:0", 1, refused=1), [[], ["deliver from 1"], ["deliver from 0"]]),
+        (FeedFrom("chief:0", 0, refused=2), [[], [], ["deliver from 0"]]),
+        (FeedFrom("chief:0", 6), [[], [], []]),
+    ],
+)
+def test_calls_that_an_earlier_cluster_has_made_are_made_again_and_left_out(
+    coordinated: Cluster, wanted: FeedFrom, delivered: list[list[str]]
+) -> None:
+    coordinated.say(wanted)
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
+    training_calls.resume()
+    found = []
+    for number in range(3):
+        call = Told()
+        training_calls.train(cast(Call, call))
+        found.append([one for one in call.asked if one.startswith("deliver")])
+        assert ("describe" in call.asked) == (number == 0)
+    assert found == delivered
+
+
+def test_an_earlier_training_of_which_nothing_was_restored_is_refused(coordinated: Cluster) -> None:
+    coordinated.say(FeedFrom("chief:0", 0))
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.controller), coordinated.controller)
+    training_calls.resume()
+    call = Told()
+    with pytest.raises(FeedFailed, match="main has restored no state"):
+        training_calls.train(cast(Call, call))
+    assert not any(one.startswith("deliver") for one in call.asked)
 
 
 @pytest.mark.parametrize("other", [FeedFrom("worker:0", 0), FeedFrom("worker:0", 1, "00000001-0001-000003")])

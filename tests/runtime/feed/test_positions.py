@@ -242,3 +242,19 @@ def test_a_resumed_node_names_its_state_and_counts_from_it(node: Node) -> None:
     assert told(node)[0] == FeedFrom("worker:0", 2, "00000002-0001-000004")
     node.queue.hold("half", 2, 10)
     assert told(node)[-1] == PositionHeld("worker:0", 1, "half", {0: 10}, {0: Reached(10)})
+
+
+def test_passes_are_counted_after_the_calls_of_which_no_more_rows_are_wanted(node: Node) -> None:
+    node.feed(1, 0, 10, call=1)
+    node.take()
+    assert node.queue.refused == (0, 0)
+    assert node.queue.refused_with_current == (1, 1)
+    node.queue.enough_of_pass()
+    assert node.queue.refused == node.queue.refused_with_current == (1, 1)
+
+
+def test_a_resumed_node_says_which_calls_it_has_refused(node: Node) -> None:
+    node.queue.begin_generation()
+    node.queue.resume(5, "fit-2/00000002-0001-00000040", (2, 3))
+    node.queue.ask()
+    assert told(node)[0] == FeedFrom("worker:0", 2, "fit-2/00000002-0001-00000040", refused=2)

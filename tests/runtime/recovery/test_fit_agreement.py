@@ -95,9 +95,10 @@ def test_a_worker_without_the_latest_state_is_sent_it() -> None:
     newest, meeting = state(8, ARRAYS), Meeting(3)
     own = [state(4, ARRAYS[:2]), newest, None]
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(lambda index: _latest(Worker(index, 3, meeting), own[index]), range(3)))
-    assert told[1] is newest
-    for one in told:
+        told = list(threads.map(lambda index: _latest(Worker(index, 3, meeting), own[index], index - 1), range(3)))
+    assert told[1][0] is newest
+    for one, last_fit in told:
+        assert last_fit == 1
         assert one is not None
         assert (one.moment, one.passes, one.index, one.rest) == (newest.moment, 1, newest.index, newest.rest)
         assert [found.tobytes() for found in arrays_of(one)] == [array.tobytes() for array in ARRAYS]
@@ -107,6 +108,6 @@ def test_a_worker_without_the_latest_state_is_sent_it() -> None:
 def test_equal_states_are_not_sent_and_without_one_there_is_nothing_to_agree_on(own: State | None) -> None:
     meeting = Meeting(2)
     with ThreadPoolExecutor(2) as threads:
-        told = list(threads.map(lambda index: _latest(Worker(index, 2, meeting), own), range(2)))
-    assert told == [own, own]
+        told = list(threads.map(lambda index: _latest(Worker(index, 2, meeting), own, 0), range(2)))
+    assert told == [(own, 0), (own, 0)]
     assert len(meeting.sums) == 1

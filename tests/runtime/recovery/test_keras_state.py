@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.recovery import keras_state
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import keep_fits
-from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
+from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory
@@ -52,7 +54,8 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
             queue.begin_generation()
         flavour.Model.fit = own
         held, request = (lambda: None), SaveRequest()
-        keep_fits(LastState(memory.places), queue, held, request, generation=number, workers=1, stored=stored)
+        finished = FinishedFits(str(tmp_path / "fits"))
+        keep_fits(LastState(memory.places), finished, queue, held, request, generation=number, workers=1, stored=stored)
         return queue
 
     return begin
@@ -155,22 +158,66 @@ def test_a_directory_that_cannot_be_read_is_an_error_only_if_no_memory_has_a_sta
         fit(build(flavour), 4)
 
 
-def test_the_first_fit_is_not_repeated_when_a_later_one_was_interrupted(
-    generation: Callable[[int], RowQueue], flavour: Any
+def three_fits(keras: Any, lost_in: int = -1) -> tuple[list[list[int]], list[Any], Any]:
+    """Fit a model three times, with another optimizer each time; return the epochs begun, the weights and history."""
+    model, begun, weights = build(keras), [], []
+    for number, epochs in enumerate((2, 3, 6)):
+        model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.1 / (number + 1)))
+        seen = Begun(keras)
+        history = fit(model, epochs, callbacks=[seen.callback, *([lose_in(keras, lost_in)] if number == 2 else [])])
+        begun.append(seen.epochs)
+        weights.append(model.get_weights())
+    return begun, weights, history.history["loss"]
+
+
+@pytest.mark.parametrize("memory_is_lost", [False, True])
+def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
+    memory: StateMemory,
+    generation: Callable[..., RowQueue],
+    flavour: Any,
+    tmp_path: Path,
+    memory_is_lost: bool,
 ) -> None:
-    generation(1)
-    with pytest.raises(Lost):
-        fit(build(flavour), 2, callbacks=[Begun(flavour).callback])
-        fit(build(flavour), 5, callbacks=[lose_in(flavour, 3)])
-    queue = generation(2)
-    first, second, begun = build(flavour), build(flavour), Begun(flavour)
-    assert fit(first, 2, callbacks=[begun.callback]).epoch == [0, 1]
-    assert begun.epochs == []
-    assert fit(second, 5, callbacks=[begun.callback]).epoch == [0, 1, 2, 3, 4]
-    assert begun.epochs == [0, 1, 2, 3, 4]
-    assert fit(first, 2, callbacks=[begun.callback]).epoch == [0, 1], "another fit of the same model"
-    assert begun.epochs[5:] == [0, 1]
+    _, wanted, losses = three_fits(flavour)
+    for number, lost_in in ((1, 3), (2, 4)):
+        stored = StoredStates(str(tmp_path / "c"), 1e-9, SavingFlag(lambda going_on: None))
+        generation(number, stored if memory_is_lost else None)
+        with pytest.raises(Lost):
+            three_fits(flavour, lost_in)
+        stored.finish()
+        if memory_is_lost:
+            LastState(memory.places).clear()
+            shutil.rmtree(tmp_path / "fits")
+    queue = generation(3, StoredStates(str(tmp_path / "c"), 3600.0, SavingFlag(lambda going_on: None)))
+    begun, weights, found = three_fits(flavour)
+    assert begun == [[], [], [4, 5]]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    for one, other in zip(weights, wanted, strict=True):
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-5)
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
+
+
+@pytest.mark.parametrize("broken_by", ["number", "rows", "steps"])
+def test_a_fit_that_does_not_follow_the_last_one_starts_from_its_beginning(
+    generation: Callable[..., RowQueue], flavour: Any, monkeypatch: pytest.MonkeyPatch, broken_by: str
+) -> None:
+    passes = [0]
+    monkeypatch.setattr(RowQueue, "begun", property(lambda queue: passes[0]))
+    if broken_by == "number":
+        monkeypatch.setattr(keras_state, "_MOST_FITS", 1)
+
+    def fits(queue: RowQueue, lost_in: int = -1) -> list[int]:
+        fit(build(flavour), 2)
+        passes[0] += broken_by == "rows"
+        if broken_by == "steps":
+            fit(build(flavour), 2, steps_per_epoch=2)
+        begun = Begun(flavour)
+        fit(build(flavour), 5, callbacks=[begun.callback, lose_in(flavour, lost_in)])
+        return begun.epochs
+
+    with pytest.raises(Lost):
+        fits(generation(1), 3)
+    assert fits(generation(2)) == [0, 1, 2, 3, 4]
 
 
 def test_a_fit_that_a_callback_ended_is_neither_repeated_nor_trained_further(

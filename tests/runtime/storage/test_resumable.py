@@ -57,9 +57,9 @@ def test_without_a_state_it_says_where_it_looked(tmp_path: Path) -> None:
 def test_rows_are_of_an_earlier_cluster_and_go_with_their_state(tmp_path: Path) -> None:
     rows = StoredRows(str(tmp_path), since=3)
     held = HeldRows({0: ((0, 40), (60, 70))}, {})
-    for name in ("fit-00000002-0002-00000040", "00000002-0003-000001", "00000001-0001-000001"):
+    for name in ("fit/00000002-0002-00000040", "00000002-0003-000001", "00000001-0001-000001"):
         rows.keep(RowsOfState(name, held))
-    assert rows.of("fit-00000002-0002-00000040") == held
+    assert rows.of("fit/00000002-0002-00000040") == held
     assert rows.of("00000002-0003-000001") is None, "its driver says that"
     assert rows.of("00000001-0001-000002") is None
     directory = CheckpointDirectory.at(str(tmp_path))

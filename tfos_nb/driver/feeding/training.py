@@ -22,6 +22,7 @@ from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.feed_task import ELSEWHERE, NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import check_alike
+from tfos_nb.spark.partitioning import SteadyPartitions
 from tfos_nb.spark.session import Job, SparkJobs
 
 __all__ = ["Call", "NodesRestarted", "Training"]
@@ -65,6 +66,7 @@ class Training:
     timeout: float
     door: DoorAddress = field(repr=False)
     queue: str = "input"
+    partitions: SteadyPartitions | None = None
 
     def __post_init__(self) -> None:
         check_seconds("feed_timeout", self.timeout, above=0)
@@ -77,11 +79,14 @@ class Training:
         if validation is not None:
             check_feedable(validation)
             check_alike(data, validation)
+        if self.partitions is not None:
+            self.partitions.hold(data)
+            self.controller.feeds.parallelism = self.partitions.parallelism
         return Call(self, data, epochs, spill, validation)
 
-    def begin_call(self, validation: Any = None) -> FeedOf:
+    def begin_call(self, validation: Any = None, number: int | None = None) -> FeedOf:
         """Number a call of ``train``, and send its validation rows, which were checked before."""
-        place = FeedOf(self.controller.feeds.begin_call(), queue=self.queue)
+        place = FeedOf(self.controller.feeds.begin_call(number), queue=self.queue)
         return place if validation is None else replace(place, validation=self._keep(validation, place))
 
     def _keep(self, validation: Any, place: FeedOf) -> int:
@@ -349,6 +354,7 @@ class Call:
     spill: bool
     validation: Any = None
     before: int = 0
+    number: int = 1
     made: int = 0
     place: FeedOf | None = None
     held: messages.HeldRows = field(default_factory=messages.HeldRows)
@@ -370,7 +376,7 @@ class Call:
     def keep_validation(self) -> FeedOf:
         """Send the validation rows, if the nodes do not have them."""
         if self.place is None:
-            self.place = self.training.begin_call(self.validation)
+            self.place = self.training.begin_call(self.validation, self.number)
         return self.place
 
     def describe(self) -> None:
@@ -394,15 +400,18 @@ class Call:
         """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
         self.training.controller.feeds.go_on(self.feeds, rendezvous)
 
-    def follow(self, before: int) -> None:
-        """Record how many passes the earlier calls have."""
-        self.before = before
+    def follow(self, before: int, number: int) -> None:
+        """Record how many passes the earlier calls have, and its number among all calls, from 1."""
+        self.before, self.number = before, number
 
     def continue_from(self, made: int, held: messages.HeldRows | None = None) -> None:
         """Continue after ``made`` passes, and the rows of the next pass that a saved state includes."""
         self.made = made
         if held is not None:
             self.held = held
+            if self.training.partitions is not None:
+                self.training.partitions.use(held.parallelism)
+                self.training.controller.feeds.parallelism = self.training.partitions.parallelism
 
     def refill(self, node: str, through: int, since: int) -> None:
         """Feed a replacement node, whose predecessor had finished ``through`` passes over all calls.

@@ -45,6 +45,7 @@ class TrainingCalls:
     announced: bool = False
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
+    _count: int = 0  # calls so far
     _rendezvous: int = 1
     _generation: int = 1  # the newest one whose position is known
     _from: int = 0  # passes in the state with which this generation began
@@ -58,7 +59,8 @@ class TrainingCalls:
     def train(self, call: Call) -> None:
         """Deliver first what a failure left undelivered, then a call's passes. The lock is held."""
         self._catch_up()
-        call.follow(sum(one.epochs for one in self._calls))
+        self._count += 1
+        call.follow(sum(one.epochs for one in self._calls), self._count)
         self._calls.append(call)
         self._skip()
         self._deliver()
@@ -189,7 +191,7 @@ class TrainingCalls:
             if error := self.controller.feeds.disagreement:
                 raise error
             position = next(iter(self.controller.feeds.wanted_from.values()))
-            if self._resumes and not (position.passes or position.state):
+            if self._resumes and not (position.passes or position.state or position.refused):
                 raise FeedFailed(_NOTHING_RESTORED)
             self._go_to(position, may_be_ahead=self._resumes or self._ahead is not None)
             self._resumes = False
@@ -231,8 +233,10 @@ class TrainingCalls:
         If ``may_be_ahead``, the state is of an earlier cluster, whose calls of ``train`` are made again.
         """
         left, self._ahead = wanted.passes, None
-        self._from = left
+        self._from = left + sum(call.epochs for call in self._calls if call.number <= wanted.refused)
         for index, call in enumerate(self._calls):
+            if call.number <= wanted.refused:
+                continue
             if left < call.epochs:
                 self._index = index
                 call.continue_from(left, self.controller.feeds.held.rows_of(wanted.state) if wanted.state else None)
@@ -240,7 +244,7 @@ class TrainingCalls:
                     later.continue_from(0)
                 return
             left -= call.epochs
-        if may_be_ahead and (left or wanted.state):
+        if may_be_ahead and (left or wanted.state or wanted.refused > self._count):
             self._ahead = wanted
         elif left:
             raise FeedFailed(

@@ -116,15 +116,16 @@ class NoMoreFeeds:
 class FeedFrom:
     """From a node of a later generation that wants its first row: its restored state includes ``passes`` passes.
 
-    They are counted over all calls of ``train``. All later rows are fed again. If ``state`` was saved in the middle of
-    a pass, the rows of that pass that it includes are not. ``rows`` are these rows, if the state is of an earlier
-    cluster, so that the driver does not know them.
+    They are counted over all calls of ``train`` after the first ``refused`` ones, of which no more rows are wanted. All
+    later rows are fed again. If ``state`` was saved in the middle of a pass, the rows of that pass that it includes are
+    not. ``rows`` are these rows, if the state is of an earlier cluster, so that the driver does not know them.
     """
 
     node: str
     passes: int
     state: str = ""
     rows: HeldRows | None = None
+    refused: int = 0
 
 
 @message
@@ -195,11 +196,13 @@ class KnownRows:
 class HeldRows:
     """Rows of one pass that a saved state was trained on, by partition, with fingerprints to compare them.
 
-    A fingerprint may also cover some later rows, which came in the same batch.
+    A fingerprint may also cover some later rows, which came in the same batch. ``parallelism`` is the number of cores
+    by which Spark had cut the files into these partitions; 0 if it is not known.
     """
 
     spans: dict[int, Spans] = field(default_factory=dict)
     known: dict[int, tuple[KnownRows, ...]] = field(default_factory=dict)
+    parallelism: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.spans)

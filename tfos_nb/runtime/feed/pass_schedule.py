@@ -178,6 +178,7 @@ class PassSchedule:
         self._current: FeedBegins | None = None  # whose pass was begun last
         self._first_batch: FeedBegins | None = None
         self._refused = 0  # no rows of this call of train, or of earlier ones, are wanted any more
+        self._refused_passes = 0  # that were begun of those calls
         self._owed: PassDone | None = None  # for a micro-batch that main has not finished
         self._batches_end = False  # the loop over batches must end once
         self._state = ""  # the restored state, if it was saved in the middle of a pass
@@ -291,11 +292,11 @@ class PassSchedule:
         begins = self._current or self._latest
         return begins.call if begins is not None else 0
 
-    def resume(self, passes: int, state: str, refused: int = 0, rows: HeldRows | None = None) -> None:
+    def resume(self, passes: int, state: str, refused: tuple[int, int] = (0, 0), rows: HeldRows | None = None) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
-        ``rows`` are those of the next pass that it includes, if it is of an earlier cluster. Of the call of ``train``
-        with the number ``refused``, and of earlier ones, no more rows are wanted.
+        ``rows`` are those of the next pass that it includes, if it is of an earlier cluster. ``refused`` is as
+        :attr:`refused` was.
 
         Raises
         ------
@@ -307,14 +308,16 @@ class PassSchedule:
                 f"the restored state includes {passes} passes, but rows were read already after {self.passes_done}: "
                 "call ctx.resume before the dataset is iterated over, and before ctx.coordinator_dataset"
             )
-        self.passes_done, self._state, self._refused, self._held = passes, state, refused, rows
+        self.passes_done, self._state, self._held = passes, state, rows
+        self._refused, self._refused_passes = refused
 
     def ask(self) -> tuple[Command, ...]:
         """Ask the driver for rows, once; from then on the position is fixed."""
         if self.asked:
             return ()
         self.asked, self._resumed = True, self.passes_done
-        return (Tell(FeedFrom(self._node, self.passes_done, self._state, self._held)),)
+        wanted = self.passes_done - self._refused_passes
+        return (Tell(FeedFrom(self._node, wanted, self._state, self._held, self._refused)),)
 
     def leave_to_another(self) -> None:
         """Leave the question of the position to another node, which knows the restored state."""
@@ -431,6 +434,20 @@ class PassSchedule:
 
     # --- rows that are not wanted ---
 
+    @property
+    def refused(self) -> tuple[int, int]:
+        """The last call of ``train`` of which no more rows are wanted, and how many passes were its and earlier ones'.
+
+        Such a call may have more passes than that: the driver knows how many.
+        """
+        return self._refused, self._refused_passes
+
+    @property
+    def refused_with_current(self) -> tuple[int, int]:
+        """The same after :meth:`refuse_current`; as it is now if no rows are fed."""
+        call = self.current_call
+        return (call, self._resumed + self.begun) if call > self._refused else self.refused
+
     def refuse_latest(self) -> tuple[Command, ...]:
         """Refuse further rows of the latest call of ``train`` and of all earlier calls."""
         return self._refuse_to(self._latest)
@@ -444,6 +461,7 @@ class PassSchedule:
         if last is None or last.call <= self._refused:
             return settled
         self._refused, self._batches_end = last.call, True
+        self._refused_passes = self._resumed + self.begun
         refused = [feed.begins for feed in self.feeds.values() if self._is_unwanted(feed.begins)]
         feeds = {begins.feed for begins in refused}
         self._waiting = deque(turn for turn in self._waiting if turn.feed not in feeds)

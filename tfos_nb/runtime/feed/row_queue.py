@@ -242,11 +242,13 @@ class RowQueue:
         with self._changed:
             return self._schedule.current_call
 
-    def resume(self, passes: int, state: str = "", refused: int = 0, rows: HeldRows | None = None) -> None:
+    def resume(
+        self, passes: int, state: str = "", refused: tuple[int, int] = (0, 0), rows: HeldRows | None = None
+    ) -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
         ``state`` is its name if it also includes rows of the next pass; ``rows`` are these, if it is of an earlier
-        cluster. ``refused`` is the number of the call of ``train`` of which no more rows are wanted.
+        cluster. ``refused`` is as :attr:`refused` was when it was saved.
 
         Raises
         ------
@@ -255,6 +257,18 @@ class RowQueue:
         """
         with self._changed:
             self._schedule.resume(passes, state, refused, rows)
+
+    @property
+    def refused(self) -> tuple[int, int]:
+        """The last call of ``train`` of which no more rows are wanted, and the number of passes until then."""
+        with self._changed:
+            return self._schedule.refused
+
+    @property
+    def refused_with_current(self) -> tuple[int, int]:
+        """The same when the current call is refused, too."""
+        with self._changed:
+            return self._schedule.refused_with_current
 
     def ask(self) -> None:
         """Ask the driver for rows, once; from then on the position is fixed."""

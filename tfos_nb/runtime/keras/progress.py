@@ -23,12 +23,13 @@ from tfos_nb.runtime.keras.replicas.collective_calls import call_with_all_worker
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 
-__all__ = ["autolog", "progress_callback"]
+__all__ = ["autolog", "progress_callback", "was_stopped"]
 
 _REPORTS_PER_SECOND = 5
 _SECONDS_BETWEEN_AGREEMENTS = 0.5
 _FLAVOURS = ("keras", "tf_keras")
 _METHODS = ("fit", "evaluate")
+_STOPPED = "_tfos_stopped"  # attribute of a model whose fit the user has stopped
 _KNOWN = frozenset(("epoch", "epochs", "step", "steps", "epoch_end", "phase"))
 
 
@@ -88,8 +89,9 @@ class _Progress:
         if now >= self._due:
             self._due = now + 1 / _REPORTS_PER_SECOND
             self._send(self._numbers_within(logs))
-        if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=False):
+        if self._stop is not None and any(self._is_asked(self._agreement, at_epoch_end=False)):
             self.model.stop_training = True
+            vars(self.model)[_STOPPED] = True
         self._cut_short = bool(getattr(self.model, "stop_training", False))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -100,8 +102,12 @@ class _Progress:
         else:  # no row came, so the epoch does not count
             self._epoch, self._step = epoch, self._steps or 0
         self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
-        if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):
-            self.model.stop_training = True  # also where a callback of another worker alone has set it
+        if self._stop is not None:
+            asked, ends = self._is_asked(self._agreement, at_epoch_end=True)
+            if asked or ends:
+                self.model.stop_training = True  # also where a callback of another worker alone has set it
+            if asked:
+                vars(self.model)[_STOPPED] = True
 
     def on_train_end(self, logs: Any = None) -> None:
         self._fitting = False
@@ -129,7 +135,7 @@ class _Progress:
             self._due = now + 1 / _REPORTS_PER_SECOND
             self._send_test(self._numbers_within(logs))
         can_stop = self._stop is not None and self._can_stop_evaluating
-        if can_stop and self._is_asked(self._test_agreement, at_epoch_end=False):
+        if can_stop and any(self._is_asked(self._test_agreement, at_epoch_end=False)):
             self.model.stop_evaluating = True
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -152,12 +158,11 @@ class _Progress:
         self._divisor = _replicas_summed_over(self.model, strategy) if together else 1
         return _Agreement(strategy) if together and self._stop is not None else None
 
-    def _is_asked(self, agreement: _Agreement | None, *, at_epoch_end: bool) -> bool:
+    def _is_asked(self, agreement: _Agreement | None, *, at_epoch_end: bool) -> tuple[bool, bool]:
+        """Return whether any worker was asked to stop, and whether a callback of any ends the training."""
         asked = self._stop is not None and self._stop.is_set()
-        if agreement is None:
-            return asked
         ends = at_epoch_end and bool(getattr(self.model, "stop_training", False))
-        return agreement.reached(asked or ends, at_epoch_end)
+        return (asked, ends) if agreement is None else agreement.reached(asked, ends, at_epoch_end)
 
     def _of_params(self, name: str) -> Any:
         return (self.params or {}).get(name)
@@ -209,21 +214,26 @@ class _Agreement:
         self._next = 1
         self._since = time.monotonic()
 
-    def reached(self, asked: bool, at_epoch_end: bool) -> bool:
-        """Return whether any worker was asked to stop; always False between two agreements."""
+    def reached(self, asked: bool, ends: bool, at_epoch_end: bool) -> tuple[bool, bool]:
+        """Return whether any worker was asked, and whether any ends; always False between two agreements."""
         self._count += not at_epoch_end
         if self._count < self._next and not at_epoch_end:
-            return False
+            return False, False
         import tensorflow as tf
 
-        mine = tf.constant([float(asked), time.monotonic() - self._since], tf.float32)
-        flags, seconds = self._reduce("MEAN", mine, axis=None).numpy()
+        mine = tf.constant([float(asked), float(ends), time.monotonic() - self._since], tf.float32)
+        any_asked, any_ends, seconds = self._reduce("MEAN", mine, axis=None).numpy()
         steps = self._count - self._last
         if steps and not at_epoch_end:
             per_step = float(seconds) / steps
             self._next = self._count + max(1, min(1000, int(_SECONDS_BETWEEN_AGREEMENTS / max(per_step, 1e-6))))
         self._last, self._since = self._count, time.monotonic()
-        return bool(flags > 0)
+        return bool(any_asked > 0), bool(any_ends > 0)
+
+
+def was_stopped(model: Any) -> bool:
+    """Return whether the user has stopped a model's last ``fit``, and the cluster; else a callback has ended it."""
+    return bool(vars(model).get(_STOPPED, False))
 
 
 def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, flavour: str | None = None) -> Any:

@@ -104,7 +104,8 @@ class Supervisor:
         self._temporary = private_directory("scratch", sockets=False)
         self._state = StateMemory(self._temporary) if self._lasting else None
         kept = self._state.places if self._state is not None else []
-        self._job = replace(job, settings={**job.settings, "kept": kept})
+        finished = os.path.join(self._temporary, "fits")
+        self._job = replace(job, settings={**job.settings, "kept": kept, "finished": finished})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port(self._host)

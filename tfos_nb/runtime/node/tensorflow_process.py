@@ -67,7 +67,7 @@ from tfos_nb.runtime.program.peers import Peers
 from tfos_nb.runtime.program.strategies import ClusterTask
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
-from tfos_nb.runtime.recovery.memory_state import LastState
+from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.recovery.stored_states import StoredStates
@@ -300,6 +300,7 @@ class TensorFlowProcess:
             self._stored = StoredStates(ctx.checkpoint_dir, seconds, self._saving)
         setup.keep_fits(
             LastState(places),
+            FinishedFits(str(self._job.settings["finished"])),
             self._queues.default,
             self._tell_held,
             self._save_request,
@@ -308,7 +309,7 @@ class TensorFlowProcess:
             held_states=self._signals.held,
             hooks=setup.FIT_HOOKS,
             stored=self._stored,
-            rows=ctx.stored_rows if resumes else None,
+            rows=ctx.stored_rows,
         )
 
     def _keep_rows(self, message: RowsOfState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,38 +46,62 @@ class Agreed:
         What belongs to it beside its arrays.
     arrays : list of numpy.ndarray
         Its arrays: this worker's own, if it had the state, else those of the worker that sent it.
+    others_follow : bool
+        Whether it is the last state of a fit, and a worker has a state of a later one.
     """
 
     moment: StateVersion
     passes: int
     rest: StateMetadata
     arrays: list[Any]
+    others_follow: bool = False
 
 
-def agree(strategy: Any, own: State | None) -> Agreed | None:
-    """Return the latest state of all workers; None if no worker has one. All workers must call it."""
-    latest = own if strategy.num_replicas_in_sync == 1 else _latest(_Workers(strategy), own)
+def agree(strategy: Any, own: State | None, fit: int = 0, last_fit: int = 0) -> Agreed | None:
+    """Return the latest state of all workers; None if no worker has one. All workers must call it.
+
+    Parameters
+    ----------
+    strategy : tf.distribute.Strategy
+        Their strategy.
+    own : State or None
+        This worker's latest state of the fit.
+    fit : int
+        The fit's number.
+    last_fit : int
+        The last fit of which this worker has a state.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        latest, last = own, last_fit
+    else:
+        latest, last = _latest(_Workers(strategy), own, last_fit)
     if latest is None:
         return None
-    return Agreed(latest.moment, latest.passes, expect(StateMetadata, latest.rest), arrays_of(latest))
+    rest = expect(StateMetadata, latest.rest)
+    moment = replace(latest.moment, fit=fit)
+    return Agreed(moment, latest.passes, rest, arrays_of(latest), rest.finished and last > fit)
 
 
-def _latest(workers: _Workers, own: State | None) -> State | None:
-    """Return the latest state: this worker's own, with callbacks and generators of its own, or the one it was sent."""
+def _latest(workers: _Workers, own: State | None, last_fit: int) -> tuple[State | None, int]:
+    """Return the latest state, and the last fit of which any worker has one.
+
+    The state is this worker's own, with callbacks and generators of its own, or the one that it was sent.
+    """
     parts = [] if own is None else [own.rest, *own.data]
     mine = [0, 0, 0, 0] if own is None else [_number(own.moment), own.passes, len(own.rest), _words_of(parts)]
-    all_of_them = workers.numbers(mine)
+    all_of_them = workers.numbers([*mine, last_fit])
+    last = int(all_of_them[:, -1].max())
     source = int(np.argmax(all_of_them[:, 0]))
-    number, passes, size, words = (int(one) for one in all_of_them[source])
+    number, passes, size, words, _ = (int(one) for one in all_of_them[source])
     if not number or (all_of_them[:, 0] == number).all():
-        return own
+        return own, last
     sent = workers.sent(source, parts, words, wanted=mine[0] != number)
     if sent is None:
-        return own
+        return own, last
     rest = parts_in(sent, [size])[0].tobytes()
     index = expect(StateMetadata, rest).index
     sizes = [dtype_of(name).itemsize * math.prod(shape) for name, shape in index]
-    return State(_moment(number), passes, index, parts_in(sent, [size, *sizes])[1:], rest)
+    return State(_moment(number), passes, index, parts_in(sent, [size, *sizes])[1:], rest), last
 
 
 def joined(parts: Sequence[Any], words: int) -> Any:
@@ -117,7 +141,7 @@ def _words(size: int) -> int:
 
 
 def _number(moment: StateVersion) -> int:
-    """Return a number that is greater for a later moment.
+    """Return a number that is greater for a later moment of the same fit.
 
     Examples
     --------

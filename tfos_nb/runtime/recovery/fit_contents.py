@@ -65,8 +65,11 @@ class StateMetadata:
         The types and shapes of the arrays.
     ended : bool
         Whether a callback has ended the fit after this epoch.
-    refused : int
-        The call of ``train`` of which the fit that has ended wanted no more rows; 0 if no rows were fed.
+    finished : bool
+        Whether it is the fit's last state: a callback has ended it, or this was its last epoch.
+    refused : (int, int)
+        The last call of ``train`` of which no more rows are wanted, as a fit had ended early, and how many passes were
+        its and earlier ones'; zeros if there is none.
     """
 
     counted: int = 0
@@ -75,7 +78,8 @@ class StateMetadata:
     random: tuple[Any, ...] = ()
     index: list[Any] = field(default_factory=list)
     ended: bool = False
-    refused: int = 0
+    finished: bool = False
+    refused: tuple[int, int] = (0, 0)
 
 
 class FitContents:

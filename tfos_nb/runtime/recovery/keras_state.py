@@ -13,7 +13,8 @@ such states to the next generation. Otherwise the last state of a whole epoch co
 where the batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch. If nodes are
 about to join or to leave, the driver asks for a state at once, and the workers wait after it (recovery.save_request).
 
-The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
+If ``main`` calls ``fit`` several times, the last state of each is kept, too (memory_state.FinishedFits): the next
+generation's calls return at once, up to the one that was interrupted. If the state would not be
 exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, if its
 dataset is not one pass after another without end; and for independent workers, each with a model of its own. A ``fit``
 that a callback has ended early is not trained further: its state says that it has ended, and which rows it did not
@@ -31,6 +32,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tfos_nb.errors import TfosError
@@ -41,8 +43,8 @@ from tfos_nb.runtime.feed.passes import Cut
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
-from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of
-from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
+from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, arrays_of, is_csv_logger, is_named, shapes_of
+from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, State, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
@@ -51,6 +53,7 @@ from tfos_nb.runtime.storage.one_writer import WRITER
 
 __all__ = ["FitHooks", "keep_fits"]
 
+_MOST_FITS = 32  # whose last states are kept: each takes the disk that the model takes
 _ROUNDING = 1e-6  # of the variance of equal numbers
 
 _log = logging.getLogger(__name__)
@@ -71,23 +74,27 @@ class FitHooks:
         Called with the model and that iterator: builds model and metrics, if that is possible before the first step.
     count_from : callable
         Called with that iterator and a number: the steps of an epoch are numbered from there.
+    was_stopped : callable
+        Returns whether a model's ``fit`` ends as the user stops the cluster: it may be continued later.
     """
 
     cut_of: Callable[..., Cut | None]
     iterator_of: Callable[[Any], Any]
     build: Callable[[Any, Any], object]
     count_from: Callable[[Any, int], object]
+    was_stopped: Callable[[Any], object]
 
 
 def _nothing(*of: Any, **more: Any) -> None:
     """Do nothing: the hooks of a Keras that is not patched."""
 
 
-_NO_HOOKS = FitHooks(_nothing, _nothing, _nothing, _nothing)
+_NO_HOOKS = FitHooks(_nothing, _nothing, _nothing, _nothing, _nothing)
 
 
 def keep_fits(
     memory: LastState,
+    finished: FinishedFits,
     queue: RowQueue,
     held: Callable[[], object],
     request: SaveRequest,
@@ -99,12 +106,14 @@ def keep_fits(
     stored: StoredStates | None = None,
     rows: StoredRows | None = None,
 ) -> None:
-    """Have the first ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
+    """Have each ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
 
     Parameters
     ----------
     memory : LastState
         Where to keep it.
+    finished : FinishedFits
+        Where to keep the last states of fits after which others have begun.
     queue : RowQueue
         The rows. It knows how many passes were made, and receives the number that a state includes.
     held : callable
@@ -124,7 +133,9 @@ def keep_fits(
     rows : StoredRows, optional
         Which rows states of an earlier cluster include, whose training this one continues.
     """
-    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks, stored, rows)
+    keeping = _Keeping(
+        memory, finished, queue, held, request, generation, workers, frozenset(held_states), hooks, stored, rows
+    )
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -132,6 +143,7 @@ def keep_fits(
 @dataclass
 class _Keeping:
     memory: LastState
+    finished: FinishedFits
     queue: RowQueue
     held: Callable[[], object]
     request: SaveRequest
@@ -141,7 +153,10 @@ class _Keeping:
     hooks: FitHooks
     stored: StoredStates | None
     rows: StoredRows | None
-    kept: _KeptFit | None = None  # the first fit
+    kept: _KeptFit | None = None  # the last fit that is kept
+    _is_over: bool = False  # a fit came that is not kept: what follows it could not be continued from
+    _copying: Future[None] | None = None
+    _copier: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "tfos_nb finished fit"))
     _models: list[Any] = field(default_factory=list)
 
     def watch(self, keras: Any) -> None:
@@ -162,18 +177,63 @@ class _Keeping:
             given = signature.bind(model, *args, **kwargs)
             theirs: Any = given.arguments.get("callbacks")
             several: list[Any] = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-            first, self.kept = self.kept is None, self.kept or _KeptFit(self)
             if self._has_backup(several):
+                self._is_over = True
                 told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.has_saved())
                 given.arguments["callbacks"] = [*several, told]
-            elif first and self._can_keep(model, given.arguments, theirs):
+            elif self._can_keep(model, given.arguments, theirs) and self._follows_the_last(model.distribute_strategy):
                 steps, x = given.arguments.get("steps_per_epoch"), given.arguments.get("x")
+                self.kept = _KeptFit(self, 0 if self.kept is None else self.kept.number + 1)
                 given.arguments["callbacks"] = self.kept.around(several, callbacks, x, by_steps=steps is not None)
-            elif first and self.stored is not None:
-                _log.warning("checkpoint_every= has no effect: the state of this fit is not kept (docs/recovery.md)")
+            else:
+                if not self._is_over and self.stored is not None:
+                    _log.warning(
+                        "checkpoint_every= has no effect on this fit: its state is not kept (docs/recovery.md)"
+                    )
+                self._is_over = True
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
+
+    def _follows_the_last(self, strategy: Any) -> bool:
+        """Whether a fit is the first one, or follows the last one that is kept: no row was read in between.
+
+        All workers decide alike: an iterator that reads ahead may have begun a pass on one of them.
+        """
+        if self._is_over or self.kept is None:
+            return not self._is_over
+        broken = not self.kept.has_ended or self.kept.passes_begun != self.queue.begun
+        full = self.kept.number + 1 >= _MOST_FITS
+        self._is_over = full or AnyWorker(strategy).says(broken)
+        return not self._is_over
+
+    def finish(self, fit: int) -> None:
+        """Copy the last state of a fit, in the background, from the memory that the next fit uses."""
+        if not self.finished.has(fit):
+            self._copying = self._copier.submit(self._copy, fit)
+
+    def _copy(self, fit: int) -> None:
+        last = self.memory.newest(lambda moment: moment.fit == fit and not moment.step)
+        if last is None:
+            _log.warning("the state of a fit that has ended is not kept: a later one would start from its beginning")
+            return
+        self.put_finished(last.moment, last.passes, arrays_of(last), last.rest)
+        if self.stored is not None and self.stored.writes:
+            self.stored.of_fit(fit).begin(last.moment, last.passes, arrays_of(last), last.rest)
+
+    def put_finished(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
+        """Keep the last state of a fit on the host's disk."""
+        try:
+            self.finished.put(moment, passes, arrays, rest)
+        except OSError as error:
+            _log.warning("the state of a fit that has ended could not be kept: %s", error)
+
+    def await_copy(self) -> bool:
+        """Wait until the last state of the fit before was copied; return whether all are there."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.result()
+        return self.kept is None or all(map(self.finished.has, range(self.kept.number)))
 
     def has_saved(self) -> None:
         """Tell the driver of the state of a whole epoch, and wait if it has asked for one."""
@@ -189,12 +249,19 @@ class _Keeping:
         return self.rows.of(moment.name) if self.rows is not None and moment.step else None
 
     @property
+    def writes(self) -> bool:
+        """Whether this node writes states to the ``model_dir``."""
+        return self.stored is not None and self.stored.writes
+
+    @property
     def continues_earlier(self) -> bool:
         """Whether an earlier cluster's training is continued, and these are the first nodes that do so."""
         return self.rows is not None and self.rows.since == self.generation > 1
 
     def keep(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes) -> bool:
         """Keep a state in memory; return whether there was room for it."""
+        if not self.await_copy():
+            return False
         try:
             self.memory.put(moment, passes, arrays, rest)
         except OSError as error:
@@ -208,16 +275,30 @@ class _Keeping:
 
         ``waits``: nodes join or leave with this state. Write it now, and return whether that succeeded.
         """
-        if self.stored is None or not (waits or self.stored.is_due):
+        stored = self.kept.stored if self.kept is not None else None
+        if stored is None or not stored.writes or not (waits or stored.is_due) or not self.await_copy():
             return False
-        self.stored.begin(moment, passes, arrays, rest)
-        return not waits or self.stored.finish()
+        stored.begin(moment, passes, arrays, rest)
+        return not waits or stored.finish()
+
+    def own_state(self, fit: int) -> State | None:
+        """Return the latest state of a fit that this worker has, in memory or on its host's disk."""
+        own = self.memory.newest(lambda moment: moment.fit == fit and self.is_usable(moment))
+        last = self.finished.of(fit)
+        return last if own is None or (last is not None and last.moment >= own.moment) else own
+
+    def last_fit(self) -> int:
+        """Return the last fit of which this worker has a state in memory; -1 if there is none."""
+        own = self.memory.newest(self.is_usable)
+        return own.moment.fit if own is not None else -1
 
     def forget(self) -> None:
-        """Delete all states: none of them is to be continued from."""
-        self.memory.clear()
-        if self.stored is not None:
-            self.stored.clear()
+        """Delete all states of the last fit: none of them is to be continued from."""
+        assert self.kept is not None, "a fit has begun"
+        self.await_copy()
+        self.memory.drop_from(self.kept.number)
+        if self.kept.stored is not None:
+            self.kept.stored.clear()
 
     @staticmethod
     def _has_backup(callbacks: Sequence[Any]) -> bool:
@@ -250,9 +331,26 @@ class _Keeping:
 
 
 class _KeptFit:
-    """The fit whose state is kept. Keras calls its callbacks :class:`_RestoreCallback` and :class:`_SaveCallback`."""
+    """A fit whose state is kept. Keras calls its callbacks :class:`_RestoreCallback` and :class:`_SaveCallback`.
 
-    def __init__(self, keeping: _Keeping) -> None:
+    Attributes
+    ----------
+    number : int
+        Its number among the fits of ``main``, from 0.
+    stored : StoredStates or None
+        Where the chief writes its states.
+    has_ended : bool
+        Whether it has ended without an error.
+    passes_begun : int
+        Passes that were begun when it ended.
+    """
+
+    def __init__(self, keeping: _Keeping, number: int) -> None:
+        self.number = number
+        self.stored = keeping.stored.of_fit(number) if keeping.stored is not None and number else keeping.stored
+        self.has_ended = False
+        self.passes_begun = 0
+        self._epochs = 0
         self._keeping = keeping
         self._dataset: Any = None
         self._by_steps = False  # its epochs are numbers of steps, not passes over the rows
@@ -293,12 +391,14 @@ class _KeptFit:
 
     def train_begins(self, model: Any, epochs: int) -> None:
         """Put the latest state back, if there is one. The other callbacks do not know yet that training begins."""
-        keeping = self._keeping
+        keeping, self._epochs = self._keeping, epochs
         self._contents = contents = FitContents(model, self._callbacks)
+        if self.number:
+            keeping.finish(self.number - 1)
         self._iterator = keeping.hooks.iterator_of(model)
         cut = keeping.rows_cut(model, self._dataset, self._by_steps)
         if cut is not None:
-            self._amid = _MidEpochSaver(keeping, contents, cut, by_steps=self._by_steps)
+            self._amid = _MidEpochSaver(keeping, contents, cut, fit=self.number, by_steps=self._by_steps)
         if keeping.generation == 1 or keeping.queue.asked:
             return
         if not model.built:
@@ -307,6 +407,10 @@ class _KeptFit:
             self._start_anew("its model is built with the first step only")
             return
         agreed = self._agree()
+        if agreed is None or not agreed.others_follow:
+            keeping.memory.drop_from(self.number + 1)
+            if self.stored is not None:
+                self.stored.drop_later_fits()
         if agreed is None:
             return
         if not self._fits(agreed):
@@ -328,38 +432,56 @@ class _KeptFit:
         keeping, contents = self._keeping, self._contents
         assert contents is not None, "training has begun"
         self._agreed, self._ended = agreed, agreed.rest.ended
-        keeping.memory.drop_after(agreed.moment)
-        if keeping.stored is not None:
-            keeping.stored.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
-        rows = keeping.rows_of(agreed.moment) if keeping.stored is not None else None
+        if agreed.others_follow:
+            self._return_at_once(agreed, epochs)
+            return
+        keeping.memory.drop_after(agreed.moment)
+        if self.stored is not None:
+            self.stored.drop_after(agreed.moment)
+        rows = keeping.rows_of(agreed.moment) if self.stored is not None else None
         keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused, rows)
-        if agreed.rest.refused or (self._amid is not None and not self._ended):
+        if agreed.rest.refused[0] or (self._amid is not None and not self._ended):
             # If rows were refused, no epoch will ask, and the driver waits for it. Otherwise the first epoch would ask,
             # and wait for rows that may as well come while its step is traced.
             keeping.queue.ask()
         # As Keras 3's BackupAndRestore does. A fit that has ended has no more epochs.
         contents.model._initial_epoch = self._first = epochs if self._ended else agreed.moment.epoch
-        for callback, attributes in contents.kept_of(agreed.rest):
-            if is_csv_logger(callback):
-                _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
+        self._continue_csv_logs(agreed)
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
         if self._ended:
             _log.info("fit has ended early, after epoch %d, and is not repeated", agreed.moment.epoch)
         else:
             _log.info("fit continues after epoch %d%s", agreed.moment.epoch, step)
 
+    def _continue_csv_logs(self, agreed: Agreed) -> None:
+        assert self._contents is not None, "training has begun"
+        for callback, attributes in self._contents.kept_of(agreed.rest):
+            if is_csv_logger(callback):
+                _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
+
+    def _return_at_once(self, agreed: Agreed, epochs: int) -> None:
+        """Do no epoch: this fit has ended, and a later one was interrupted, which says from where rows come."""
+        keeping, contents = self._keeping, self._contents
+        assert contents is not None, "training has begun"
+        if not keeping.finished.has(self.number):
+            keeping.put_finished(agreed.moment, agreed.passes, agreed.arrays, encode(agreed.rest))
+        contents.model._initial_epoch = self._first = max(epochs, agreed.moment.epoch)
+        self._continue_csv_logs(agreed)
+        _log.info("fit has ended in an earlier generation, and is not repeated")
+
     def _agree(self) -> Agreed | None:
         """Return the latest state of all workers, in a memory or, if that is later, written by the chief."""
         keeping, contents = self._keeping, self._contents
         assert contents is not None, "training has begun"
-        own, unread = keeping.memory.newest(keeping.is_usable), None
-        if keeping.stored is not None:
+        own, last, unread = keeping.own_state(self.number), keeping.last_fit(), None
+        if self.stored is not None:
             try:
-                own = keeping.stored.newest(keeping.is_usable, own.moment if own is not None else None) or own
+                own = self.stored.newest(keeping.is_usable, own.moment if own is not None else None) or own
+                last = max(last, self.stored.last_fit(keeping.is_usable))
             except Exception as error:  # noqa: BLE001 - of any store; it does not matter if a memory has a state
                 unread = error
-        agreed = agree(contents.strategy, own)
+        agreed = agree(contents.strategy, own, self.number, last)
         if agreed is None and unread is not None:
             raise TfosError(
                 f"no node has a state in memory, and those that were written cannot be read: {unread}. Launch the "
@@ -426,14 +548,20 @@ class _KeptFit:
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
             self._amid.await_writer()
-        self._ended = bool(getattr(contents.model, "stop_training", False))
-        if self._by_steps and not self._ended:
+        stopped = bool(keeping.hooks.was_stopped(contents.model))
+        if stopped and self._amid is not None and self._amid.was_left:
+            return  # its state was saved after its last step
+        self._ended = bool(getattr(contents.model, "stop_training", False)) and not stopped
+        finished = self._ended or epoch + 1 >= self._epochs
+        if self._by_steps and not finished:
             return  # it may end within a pass: the states of its steps are enough
-        refused = keeping.queue.current_call if self._ended else 0
+        refused = keeping.queue.refused_with_current if self._ended else keeping.queue.refused
         arrays = contents.own(contents.variables())
-        moment, passes = StateVersion(epoch + 1), keeping.queue.passes_done
-        rest = encode(replace(contents.rest(arrays, len(arrays)), ended=self._ended, refused=refused))
-        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=keeping.request.asked)
+        passes = keeping.queue.passes_before_current + 1 if self._by_steps else keeping.queue.passes_done
+        moment = StateVersion(epoch + 1, fit=self.number)
+        metadata = contents.rest(arrays, len(arrays))
+        rest = encode(replace(metadata, ended=self._ended, finished=finished, refused=refused))
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=stopped or keeping.request.asked)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
 
@@ -443,8 +571,10 @@ class _KeptFit:
         self._contents.model._initial_epoch = self._agreed = self._iterator = None
         if self._amid is not None:
             self._amid.await_writer()
-        if getattr(self._contents.model, "stop_training", False) and not self._ended:
+        ended_late = getattr(self._contents.model, "stop_training", False) and not self._ended
+        if ended_late and not self._keeping.hooks.was_stopped(self._contents.model):
             self._keeping.forget()  # it was ended after its last state, which would be trained further
+        self.has_ended, self.passes_begun = True, self._keeping.queue.begun
 
 
 class _RestoreCallback:
@@ -497,8 +627,9 @@ class _MidEpochSaver:
     have the older one of the two states that a memory holds.
     """
 
-    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, by_steps: bool) -> None:
-        self._keeping, self._contents, self._cut, self._by_steps = keeping, contents, cut, by_steps
+    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, fit: int, by_steps: bool) -> None:
+        self._keeping, self._contents, self._cut = keeping, contents, cut
+        self._fit, self._by_steps = fit, by_steps
         cut.count_from_here()
         self._schedule = SaveSchedule(keeping.workers)
         self._writer = ThreadPoolExecutor(1, "tfos_nb state")
@@ -512,6 +643,7 @@ class _MidEpochSaver:
         self._busy = self._began = 0.0  # seconds of the steps since the last state
         self._since = 0  # that one's step
         self._epoch = self._first = 0
+        self.was_left = False  # the epoch, as the user stops the cluster
         self._lowest: int | None = None  # the number of the first step that this epoch has had here
 
     def begin(self, epoch: int, first: int) -> None:
@@ -527,11 +659,15 @@ class _MidEpochSaver:
         """Save, if it is due; ``batch`` is the number of the epoch's last step, counted from 0."""
         self._busy += time.perf_counter() - self._began
         self._steps += 1
-        due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
-        if not (due or look) or getattr(self._contents.model, "stop_training", False):
+        steps = batch + 1 - (self._lowest or 0)
+        if getattr(self._contents.model, "stop_training", False):
+            if self._keeping.hooks.was_stopped(self._contents.model):  # on all workers after this step
+                self.was_left = True
+                self._save(steps, is_last=True)
             return
-        if due or self._is_wanted():
-            self._save(batch + 1 - (self._lowest or 0))
+        due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
+        if due or (look and self._is_wanted()):
+            self._save(steps)
 
     def _is_wanted(self) -> bool:
         """Whether the driver has asked any worker for a state; all workers look after the same steps."""
@@ -559,12 +695,15 @@ class _MidEpochSaver:
             _log.debug("no state is saved: %s", error)
             return None
 
-    def _save(self, steps: int) -> None:
-        """Save the state after so many steps of this epoch, if all workers know its position and are in one pass."""
+    def _save(self, steps: int, *, is_last: bool = False) -> None:
+        """Save the state after so many steps of this epoch, if all workers know its position and are in one pass.
+
+        ``is_last``: the user stops the cluster. Write it to the disk, for a later one.
+        """
         began = time.perf_counter()
         self.await_writer()
         contents, keeping = self._contents, self._keeping
-        moment = StateVersion(self._epoch, keeping.generation, self._first + steps)
+        moment = StateVersion(self._epoch, keeping.generation, self._first + steps, fit=self._fit)
         passes = keeping.queue.passes_before_current
         position = self._position(moment.name, passes, steps)
         if self._totals is None or self._optimizers != contents.built_optimizers():
@@ -579,20 +718,30 @@ class _MidEpochSaver:
         self._schedule.saved(self._steps, per_step=busy / (self._steps - self._since), cost=cost)
         self._since, self._busy = self._steps, 0.0
         arrays = [*contents.own(self._variables), *counted]
-        rest = encode(contents.rest(arrays, len(self._variables)))
+        rest = encode(replace(contents.rest(arrays, len(self._variables)), refused=keeping.queue.refused))
         position = replace(position, waits=asked > 0)  # on any worker
-        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, position)
+        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, position, is_last=is_last)
         self._cost = time.perf_counter() - began
-        if position.waits:
+        if position.waits or is_last:
             self.await_writer()
+        if is_last and keeping.writes and keeping.rows is not None and not keeping.rows.await_kept(moment.name):
+            _log.warning("the rows of the last state are not known: resume= would continue from an earlier one")
+        if position.waits:
             keeping.request.pause()
 
     def _write(
-        self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, position: PositionHeld
+        self,
+        moment: StateVersion,
+        passes: int,
+        arrays: list[Any],
+        rest: bytes,
+        position: PositionHeld,
+        *,
+        is_last: bool,
     ) -> float:
         """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
         began, keeping = time.perf_counter(), self._keeping
-        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=position.waits)
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=is_last or position.waits)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.queue.tell_held(replace(position, stored=stored))
         return (time.perf_counter() - began) / (os.cpu_count() or 1)

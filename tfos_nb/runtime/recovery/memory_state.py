@@ -11,6 +11,9 @@ for which the memory is too small is written to two files on the host's disk ins
 
 :func:`write_state` and :func:`read_state` are both ends of the format. A state that is saved in the ``model_dir`` has
 it, too (recovery.stored_states).
+
+The states are those of one ``fit`` after another. When the next one begins, the last state of the one before is copied
+to a file on the host's disk (:class:`FinishedFits`).
 """
 
 from __future__ import annotations
@@ -23,17 +26,19 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.host.memory import Memory
+from tfos_nb.runtime.storage.checkpoint_directory import FIT
 
-__all__ = ["LastState", "State", "StateMemory", "StateVersion", "read_state", "write_state"]
+__all__ = ["FinishedFits", "LastState", "State", "StateMemory", "StateVersion", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
-_HEAD = struct.Struct("!8sQQQQQQ")  # what it is; epoch, generation, step; passes; bytes of the index and of the rest
-_WHOLE = b"tfos_nb2"
+# What it is; fit, epoch, generation, step; passes; bytes of the index and of the rest
+_HEAD = struct.Struct("!8sQQQQQQQ")
+_WHOLE = b"tfos_nb3"
 _COPIES = 2
 _RESERVE = 0.2  # of the free memory is left to TensorFlow and to the host
 
@@ -42,22 +47,30 @@ _RESERVE = 0.2  # of the free memory is left to TensorFlow and to the host
 class StateVersion:
     """When a state was saved: after so many epochs, or after a step of the next one in a generation. Later is greater.
 
+    ``fit`` numbers the fits of ``main``, from 0.
+
     Examples
     --------
-    >>> StateVersion(2) < StateVersion(2, 1, 40) < StateVersion(2, 2, 10) < StateVersion(3)
+    >>> StateVersion(2) < StateVersion(2, 1, 40) < StateVersion(2, 2, 10) < StateVersion(3) < StateVersion(0, fit=1)
     True
-    >>> StateVersion(2).name, StateVersion(2, 1, 40).name
-    ('', 'fit-00000002-0001-00000040')
+    >>> StateVersion(2).name, StateVersion(2, 1, 40).name, StateVersion(2, 1, 40, fit=1).name
+    ('', 'fit/00000002-0001-00000040', 'fit-2/00000002-0001-00000040')
     """
 
+    fit: int = field(default=0, kw_only=True)  # the first one, since moments are compared by it first
     epoch: int
     generation: int = 0
     step: int = 0
 
     @property
+    def folder(self) -> str:
+        """Directory of the fit's states among the cluster's checkpoints."""
+        return FIT if not self.fit else f"{FIT}-{self.fit + 1}"
+
+    @property
     def name(self) -> str:
         """Name of the state among nodes and driver, if it was saved within an epoch."""
-        return f"fit-{self.epoch:08d}-{self.generation:04d}-{self.step:08d}" if self.step else ""
+        return f"{self.folder}/{self.epoch:08d}-{self.generation:04d}-{self.step:08d}" if self.step else ""
 
 
 class StateMemory:
@@ -186,10 +199,15 @@ class LastState:
             if _when(place) > moment:
                 self._truncate(place)
 
+    def drop_from(self, fit: int) -> None:
+        """Delete all states of a fit and of later ones."""
+        for place in self._places:
+            if _when(place).fit >= fit:
+                self._truncate(place)
+
     def clear(self) -> None:
         """Delete all states."""
-        for place in self._places:
-            self._truncate(place)
+        self.drop_from(0)
 
     @staticmethod
     def _truncate(place: str) -> None:
@@ -197,7 +215,60 @@ class LastState:
             file.truncate(0)
 
 
-_NEVER = StateVersion(-1)
+class FinishedFits:
+    """The last state of each fit that has ended while another has begun, in a directory of the supervisor's.
+
+    Parameters
+    ----------
+    directory : str
+        The directory; it may not exist yet.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     FinishedFits(directory).put(StateVersion(3), 3, [np.arange(4.0)])
+    ...     finished = FinishedFits(directory)
+    ...     finished.has(0), finished.has(1), finished.of(0).moment.epoch
+    (True, False, 3)
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def put(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes = b"") -> None:
+        """Write the last state of a fit.
+
+        Raises
+        ------
+        OSError
+            If there is not enough disk.
+        """
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        place = self._place(moment.fit)
+        part = f"{place}.part"
+        with open(part, "wb"):
+            pass
+        try:
+            write_state(part, moment, passes, arrays, rest)
+            os.replace(part, place)
+        except OSError:
+            os.unlink(part)
+            raise
+
+    def has(self, fit: int) -> bool:
+        """Return whether the last state of a fit is there."""
+        return os.path.exists(self._place(fit))
+
+    def of(self, fit: int) -> State | None:
+        """Return the last state of a fit; None if it is not there."""
+        return read_state(self._place(fit)) if self.has(fit) else None
+
+    def _place(self, fit: int) -> str:
+        return os.path.join(self._directory, f"{fit:04d}")
+
+
+_NEVER = StateVersion(-1, fit=-1)
 
 
 def _when(place: str) -> StateVersion:
@@ -206,7 +277,8 @@ def _when(place: str) -> StateVersion:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(_WHOLE):
         return _NEVER
-    return StateVersion(*_HEAD.unpack(head)[1:4])
+    _, fit, *when = _HEAD.unpack(head)[:5]
+    return StateVersion(*when, fit=fit)
 
 
 def write_state(place: str, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
@@ -228,7 +300,7 @@ def write_state(place: str, moment: StateVersion, passes: int, arrays: Sequence[
             for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays), rest):
                 _write(file, memoryview(part))
             file.seek(0)
-            when = moment.epoch, moment.generation, moment.step
+            when = moment.fit, moment.epoch, moment.generation, moment.step
             file.write(_HEAD.pack(_WHOLE, *when, passes, len(index), len(rest)))  # last: now it is whole
         except OSError:
             file.truncate(0)
@@ -241,7 +313,7 @@ def read_state(place: str) -> State | None:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or not head.startswith(_WHOLE):
             return None
-        _, *when, passes, length, behind = _HEAD.unpack(head)
+        _, fit, *when, passes, length, behind = _HEAD.unpack(head)
         content = memoryview(file.read())
     try:
         index = json.loads(bytes(content[:length]))
@@ -253,7 +325,7 @@ def read_state(place: str) -> State | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     whole = start + behind == len(content)
-    return State(StateVersion(*when), passes, index, data, bytes(content[start:])) if whole else None
+    return State(StateVersion(*when, fit=fit), passes, index, data, bytes(content[start:])) if whole else None
 
 
 def _write(file: Any, data: memoryview) -> None:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.control.wire import encode, expect
 from tfos_nb.runtime.feed.messages import HeldRows
 from tfos_nb.runtime.feed.positions import RowsOfState
-from tfos_nb.runtime.storage.checkpoint_directory import FIT, CheckpointDirectory, generation_of, rows_file
+from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory, generation_of, rows_file
 from tfos_nb.runtime.storage.remote import Draft
 
 __all__ = ["StoredRows"]
 
 _log = logging.getLogger(__name__)
+_WITHIN = 5.0  # seconds
 
 
 class StoredRows:
@@ -51,6 +53,8 @@ class StoredRows:
         self._since = since
         self._writer = ThreadPoolExecutor(1, "tfos_nb rows of states")
         self._has_failed = False
+        self._changed = threading.Condition()
+        self._kept = ""  # the last state whose rows were written
 
     @property
     def since(self) -> int:
@@ -85,6 +89,14 @@ class StoredRows:
         folder, name = self._place(message.state)
         with Draft(f"{folder}/{rows_file(name)}") as draft, open(draft.path, "wb") as file:
             file.write(encode(message))
+        with self._changed:
+            self._kept = message.state
+            self._changed.notify_all()
+
+    def await_kept(self, state: str) -> bool:
+        """Wait a while until the rows of a state have come from the driver and were written; return whether so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._kept == state, _WITHIN)
 
     def of(self, state: str) -> HeldRows | None:
         """Return which rows of its pass a state of an earlier cluster includes; None if that is not known."""
@@ -98,5 +110,5 @@ class StoredRows:
 
     def _place(self, state: str) -> tuple[str, str]:
         """Return the directory of a state, and its name there."""
-        name = state.removeprefix(f"{FIT}-")
-        return (self._directory if name == state else f"{self._directory}/{FIT}"), name
+        folder, _, name = state.rpartition("/")
+        return f"{self._directory}/{folder}".rstrip("/"), name

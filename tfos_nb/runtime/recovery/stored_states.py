@@ -3,7 +3,7 @@
 ::
 
     chief: state of a step ──▶ LastState                      every few steps, in memory
-                           └─▶ StoredStates ──▶ checkpoints/RUN/fit/00000002-0001-00000040/
+                           └─▶ StoredStates ──▶ checkpoints/RUN/fit/00000002-0001-00000040/  of the second fit: fit-2/
                                                   state         the format of recovery.memory_state
                                                   place.json    written last
 
@@ -13,7 +13,9 @@ so that the training does not wait. A failed write is logged, and the next one i
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -24,7 +26,7 @@ from typing import Any
 
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion, read_state, write_state
-from tfos_nb.runtime.storage.checkpoint_directory import FIT, CheckpointDirectory, write_place
+from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory, write_place
 from tfos_nb.runtime.storage.remote import writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
@@ -49,6 +51,8 @@ class StoredStates:
         lost more often than that, states are written all the same.
     saving : SavingFlag
         Set while a state is written.
+    fit : int, optional
+        The number of the fit in ``main``.
 
     Examples
     --------
@@ -62,13 +66,50 @@ class StoredStates:
     StateVersion(epoch=2, generation=1, step=40)
     """
 
-    def __init__(self, directory: str, every: float, saving: SavingFlag) -> None:
-        self._url = f"{directory.rstrip('/')}/{FIT}"
+    def __init__(self, directory: str, every: float, saving: SavingFlag, fit: int = 0) -> None:
+        self._directory, self._saving = directory.rstrip("/"), saving
+        self._fit = fit
+        self._url = f"{self._directory}/{StateVersion(0, fit=fit).folder}"
         self._every = every
         self._uploads = Uploads(saving)
         self._begun_at = time.monotonic()
         self._told_at = -_TOLD_EVERY  # when a failure was logged
         self._from = ""  # the state from which this generation has begun; others may be written and not be usable
+
+    def of_fit(self, fit: int) -> StoredStates:
+        """Return the states of another fit of this cluster, which are written as if they were those of this one."""
+        other = StoredStates(self._directory, self._every, self._saving, fit)
+        other._begun_at, other._told_at, other._uploads = self._begun_at, self._told_at, self._uploads
+        return other
+
+    def last_fit(self, accepts: Callable[[StateVersion], bool]) -> int:
+        """Return the last fit after this one that has a state of a moment that is accepted; this one if there is none.
+
+        Raises
+        ------
+        OSError
+            If the directory cannot be read.
+        """
+        last = self._fit
+        for fit in itertools.count(self._fit + 1):
+            moments = [_moment(name, fit) for name, _ in self.of_fit(fit)._there.checkpoints()]
+            if not any(map(accepts, moments)):
+                return last
+            last = fit
+        raise AssertionError("unreachable")
+
+    def drop_later_fits(self) -> None:
+        """Remove the states of later fits: the training goes on from this one."""
+        try:
+            for fit in range(self._fit + 1, self.last_fit(lambda moment: True) + 1):
+                self.of_fit(fit).clear()
+        except OSError as error:
+            _log.warning("the states of later fits could not be looked for in %s: %s", self._place, error)
+
+    @property
+    def writes(self) -> bool:
+        """Whether states are written there, and not only read."""
+        return math.isfinite(self._every)
 
     @property
     def is_due(self) -> bool:
@@ -106,13 +147,13 @@ class StoredStates:
         OSError
             If the directory cannot be read.
         """
-        directory = CheckpointDirectory.at(self._url)
+        directory = self._there
         found = list(directory.checkpoints())
         if found:
             written = max(float(says.get("written", 0)) for _, says in found)
             self._begun_at = time.monotonic() - max(0.0, time.time() - written)
         for name, _ in reversed(found):
-            moment = _moment(name)
+            moment = _moment(name, self._fit)
             if after is not None and moment <= after:
                 return None
             if accepts(moment):
@@ -133,20 +174,24 @@ class StoredStates:
         self._drop(lambda moment: True)
 
     @property
+    def _there(self) -> CheckpointDirectory:
+        return CheckpointDirectory.at(self._url)
+
+    @property
     def _place(self) -> str:
         return without_password(self._url)
 
     def _drop(self, unwanted: Callable[[StateVersion], bool]) -> None:
-        directory = CheckpointDirectory.at(self._url)
+        directory = self._there
         try:
             for name, _ in list(directory.checkpoints()):
-                if unwanted(_moment(name)):
+                if unwanted(_moment(name, self._fit)):
                     directory.remove(name)
         except OSError as error:
             _log.warning("a state that is not valid any more could not be removed from %s: %s", self._place, error)
 
     def _write(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
-        directory = CheckpointDirectory.at(self._url)
+        directory = self._there
         with writing(directory.path):
             part = directory.part()
             folder = part if directory.local else tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
@@ -171,11 +216,11 @@ def _name(moment: StateVersion) -> str:
 
     Examples
     --------
-    >>> _name(StateVersion(2)), _name(StateVersion(2, 1, 40)), _moment("00000002-0001-00000040")
-    ('00000002', '00000002-0001-00000040', StateVersion(epoch=2, generation=1, step=40))
+    >>> _name(StateVersion(2)), _name(StateVersion(2, 1, 40)), _moment("00000002-0001-00000040", 0).step
+    ('00000002', '00000002-0001-00000040', 40)
     """
-    return moment.name.removeprefix("fit-") if moment.step else f"{moment.epoch:08d}"
+    return moment.name.rpartition("/")[2] if moment.step else f"{moment.epoch:08d}"
 
 
-def _moment(name: str) -> StateVersion:
-    return StateVersion(*map(int, name.split("-")))
+def _moment(name: str, fit: int) -> StateVersion:
+    return StateVersion(*map(int, name.split("-")), fit=fit)

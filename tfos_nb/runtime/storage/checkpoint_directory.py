@@ -8,7 +8,7 @@
             place.json           {"epoch": 3, "generation": 1, "written": 1764360000}
         00000003-0001-000002/    within epoch 4: epochs, generation, a number in the generation
         .part-…                  a checkpoint that is being written; renamed when it is complete
-        fit/                     states of ``fit``, in the same form
+        fit/                     states of ``fit``, in the same form; of the second one in ``fit-2``
         state-3/                 a backup of Keras' ``BackupAndRestore``, renamed when it is complete
         worker-0/state-3/        the same, if each worker has its own
         00000003-….rows          which rows of epoch 4 that state includes (recovery.stored_rows)
@@ -21,6 +21,7 @@ is no checkpoint.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -39,6 +40,7 @@ __all__ = [
     "FIT",
     "CheckpointDirectory",
     "directory_of_run",
+    "folders_of_fits",
     "generation_of",
     "is_of_a_whole_epoch",
     "newest_checkpoint",
@@ -47,7 +49,7 @@ __all__ = [
 ]
 
 FIT = "fit"
-"""The folder, in the directory of a cluster's checkpoints, of the states of ``fit``."""
+"""The folder, in the directory of a cluster's checkpoints, of the states of the first ``fit``."""
 
 BACKUP = "state-"
 """The beginning of the name of a complete backup of ``BackupAndRestore``; a number follows."""
@@ -194,8 +196,15 @@ def newest_checkpoint(directory: str) -> tuple[str, float] | None:
     OSError
         If the directory cannot be read.
     """
-    found = [*_written_in(directory), *_written_in(f"{directory}/{FIT}"), *_backups_in(directory)]
+    places = [directory, *folders_of_fits(directory)]
+    found = [*itertools.chain.from_iterable(map(_written_in, places)), *_backups_in(directory)]
     return max(found, key=lambda one: one[1], default=None)
+
+
+def folders_of_fits(directory: str) -> list[str]:
+    """Return the directories of the states of each ``fit`` in the directory of a cluster's checkpoints."""
+    names = CheckpointDirectory.at(directory).names()
+    return [f"{directory}/{name}" for name in sorted(names) if re.fullmatch(rf"{FIT}(-\d+)?", name)]
 
 
 def _written_in(directory: str) -> Iterator[tuple[str, float]]:

@@ -18,9 +18,9 @@ import pyarrow as pa
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.storage.checkpoint_directory import (
     BACKUP,
-    FIT,
     CheckpointDirectory,
     directory_of_run,
+    folders_of_fits,
     generation_of,
     is_of_a_whole_epoch,
 )
@@ -105,7 +105,7 @@ def _newest_of(run: str, model_dir: str) -> Resumable | None:
     directory = directory_of_run(model_dir, run)
     usable: list[tuple[float, str]] = []
     generations = [1]
-    for place in (directory, f"{directory}/{FIT}"):
+    for place in (directory, *folders_of_fits(directory)):
         states = CheckpointDirectory.at(place)
         with_rows = set(states.rows())
         generations += map(generation_of, with_rows)
