@@ -148,8 +148,8 @@ def model_dirs() -> list[str]:
 
 
 def runs() -> list[str]:
-    """Return the names of the checkpoints' directories of the detached clusters that run."""
-    return [place.run for place in _running()]
+    """Return the names of the checkpoints' directories of the detached clusters that run on this host."""
+    return [place.run for place in _running() if place.process.runs() is True]
 
 
 def _running() -> list[DetachedPlace]:

@@ -233,7 +233,7 @@ def test_the_tail_of_a_crash_says_where_it_happened(run: Callable[[str], Written
     written = run(CRASH)
     assert written.process.wait(SECONDS) == -signal.SIGSEGV
     written.output.thread.join(SECONDS)
-    words, fatal, *stack = written.output.tail.splitlines()
+    words, fatal, *stack = written.output.crash.splitlines()
     assert (words, fatal) == ("its last words", "Fatal Python error: Segmentation fault")
     assert stack[0].startswith("Current thread ")
     assert stack[1].endswith("in crashes_here")

@@ -14,13 +14,14 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery import keras_state
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
-from tfos_nb.runtime.recovery.keras_state import keep_fits
+from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
 from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory
 from tfos_nb.runtime.storage.uploads import SavingFlag
 
+NO_HOOKS = FitHooks(*[lambda *of, **more: None] * 5)
 X = np.arange(32.0).reshape(32, 1) / 32
 Y = 3 * X + 1
 
@@ -48,14 +49,15 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
     """Begin a generation as a new process would, with the state memory of the previous one."""
     own = flavour.Model.fit
 
-    def begin(number: int, stored: StoredStates | None = None) -> RowQueue:
+    def begin(number: int, stored: StoredStates | None = None, hooks: FitHooks = NO_HOOKS) -> RowQueue:
         queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
         if number > 1:
             queue.begin_generation()
         flavour.Model.fit = own
         held, request = (lambda: None), SaveRequest()
         finished = FinishedFits(str(tmp_path / "fits"))
-        keep_fits(LastState(memory.places), finished, queue, held, request, generation=number, workers=1, stored=stored)
+        given = {"generation": number, "workers": 1, "stored": stored, "hooks": hooks}
+        keep_fits(LastState(memory.places), finished, queue, held, request, **given)
         return queue
 
     return begin
@@ -171,15 +173,17 @@ def three_fits(keras: Any, lost_in: int = -1) -> tuple[list[list[int]], list[Any
 
 
 @pytest.mark.parametrize("memory_is_lost", [False, True])
+@pytest.mark.parametrize("lost_in_epochs", [(3, 4), (0, 4)], ids=["", "before its first state"])
 def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
     memory: StateMemory,
     generation: Callable[..., RowQueue],
     flavour: Any,
     tmp_path: Path,
     memory_is_lost: bool,
+    lost_in_epochs: tuple[int, int],
 ) -> None:
     _, wanted, losses = three_fits(flavour)
-    for number, lost_in in ((1, 3), (2, 4)):
+    for number, lost_in in enumerate(lost_in_epochs, 1):
         stored = StoredStates(str(tmp_path / "c"), 1e-9, SavingFlag(lambda going_on: None))
         generation(number, stored if memory_is_lost else None)
         with pytest.raises(Lost):
@@ -197,7 +201,24 @@ def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 
-@pytest.mark.parametrize("broken_by", ["number", "rows", "steps"])
+def test_a_fit_that_the_user_stops_within_an_epoch_continues_with_that_epoch(
+    generation: Callable[..., RowQueue], flavour: Any, tmp_path: Path
+) -> None:
+    def stop(batch: int, logs: Any = None) -> None:
+        if batch == 1 and begun.epochs[-1] == 2:
+            model.stop_training = True
+
+    stored = StoredStates(str(tmp_path), 3600.0, SavingFlag(lambda going_on: None))
+    generation(1, stored, FitHooks(*[lambda *of, **more: None] * 4, lambda model: model.stop_training))
+    model, begun = build(flavour), Begun(flavour)
+    fit(model, 5, callbacks=[begun.callback, flavour.callbacks.LambdaCallback(on_train_batch_end=stop)])
+    generation(2)
+    model, begun = build(flavour), Begun(flavour)
+    assert fit(model, 5, callbacks=[begun.callback]).epoch == [0, 1, 2, 3, 4]
+    assert begun.epochs == [2, 3, 4]
+
+
+@pytest.mark.parametrize("broken_by", ["number", "rows"])
 def test_a_fit_that_does_not_follow_the_last_one_starts_from_its_beginning(
     generation: Callable[..., RowQueue], flavour: Any, monkeypatch: pytest.MonkeyPatch, broken_by: str
 ) -> None:
@@ -209,8 +230,6 @@ def test_a_fit_that_does_not_follow_the_last_one_starts_from_its_beginning(
     def fits(queue: RowQueue, lost_in: int = -1) -> list[int]:
         fit(build(flavour), 2)
         passes[0] += broken_by == "rows"
-        if broken_by == "steps":
-            fit(build(flavour), 2, steps_per_epoch=2)
         begun = Begun(flavour)
         fit(build(flavour), 5, callbacks=[begun.callback, lose_in(flavour, lost_in)])
         return begun.epochs

@@ -62,7 +62,12 @@ class TrainingCalls:
         self._count += 1
         call.follow(sum(one.epochs for one in self._calls), self._count)
         self._calls.append(call)
-        self._skip()
+        try:
+            self._skip()
+        except BaseException:  # nothing of this call was fed: the next one is made in its place
+            self._calls[:] = [one for one in self._calls if one is not call]  # none is left if the cluster has ended
+            self._count -= 1
+            raise
         self._deliver()
         with self.controller.changed:
             if self._rendezvous != self.controller.rendezvous or self._ahead is not None:

@@ -99,6 +99,12 @@ class PassRecord:
             return self._rows
 
     @property
+    def counted(self) -> int:
+        """How many batches were counted by :meth:`rows_after`."""
+        with self._lock:
+            return self._batches
+
+    @property
     def has_more(self) -> bool:
         """Whether batches were cut behind those of :meth:`rows_after`."""
         with self._lock:

@@ -345,6 +345,11 @@ class PassSchedule:
         """Passes before the one that was begun last, including those in the restored state."""
         return self._resumed + self.begun - 1
 
+    @property
+    def passes_counted(self) -> int:
+        """Passes that were done or begun, including those in the restored state."""
+        return max(self.passes_done, self._resumed + self.begun)
+
     def take(self) -> tuple[Turn | None, tuple[Command, ...]]:
         """Begin the next pass and return it, or None. Called when a pass waits, or none will come."""
         if not self._waiting:
@@ -446,7 +451,7 @@ class PassSchedule:
     def refused_with_current(self) -> tuple[int, int]:
         """The same after :meth:`refuse_current`; as it is now if no rows are fed."""
         call = self.current_call
-        return (call, self._resumed + self.begun) if call > self._refused else self.refused
+        return (call, self.passes_counted) if call > self._refused else self.refused
 
     def refuse_latest(self) -> tuple[Command, ...]:
         """Refuse further rows of the latest call of ``train`` and of all earlier calls."""
@@ -461,7 +466,7 @@ class PassSchedule:
         if last is None or last.call <= self._refused:
             return settled
         self._refused, self._batches_end = last.call, True
-        self._refused_passes = self._resumed + self.begun
+        self._refused_passes = self.passes_counted
         refused = [feed.begins for feed in self.feeds.values() if self._is_unwanted(feed.begins)]
         feeds = {begins.feed for begins in refused}
         self._waiting = deque(turn for turn in self._waiting if turn.feed not in feeds)

@@ -316,13 +316,13 @@ class RowQueue:
         """
         with self._changed:
             record = self._record
-        rows = record.rows_after(steps * record.replicas)
-        if record.steps is None and record.batches < steps * record.replicas:
+        known = record.steps if record.steps is not None else record.batches // record.replicas
+        if not record.counted <= steps * record.replicas or steps > known:
             raise ValueError(
-                f"step={steps}: this pass over the rows has had {record.batches // record.replicas} steps here. Give "
-                "the number of steps since it began"
+                f"step={steps}: this pass over the rows has had {known} steps so far, and {record.counted} batches are "
+                "in the last state. Give the number of steps since the pass began"
             )
-        return rows
+        return record.rows_after(steps * record.replicas)
 
     def position(self, state: str, epoch: int, rows: int) -> PositionHeld:
         """Return which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
@@ -350,6 +350,12 @@ class RowQueue:
         """Whether the position from which rows come is fixed."""
         with self._changed:
             return self._schedule.asked
+
+    @property
+    def passes_counted(self) -> int:
+        """Passes that were done or begun, including those in the restored state."""
+        with self._changed:
+            return self._schedule.passes_counted
 
     @property
     def begun(self) -> int:

@@ -92,7 +92,13 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last 40 lines, whether they were taken or not; of a crash the lines that say where it happened."""
+        """The last 40 lines, whether they were taken or not."""
+        with self._lock:
+            return "\n".join(self._tail)
+
+    @property
+    def crash(self) -> str:
+        """The lines that say where a process that a signal has ended crashed; the last ones if it has not said it."""
         with self._lock:
             return "\n".join(where_it_crashed(self._crash) if self._crash else self._tail)
 

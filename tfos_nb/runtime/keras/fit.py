@@ -46,6 +46,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import Role, tf_config, training_addresses
 from tfos_nb.runtime.keras.adapt import patch_adapt
 from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
+from tfos_nb.runtime.keras.progress import was_stopped
 from tfos_nb.runtime.keras.replicas.collective_calls import wait_for_all_workers
 from tfos_nb.runtime.keras.replicas.losses import patch_losses
 from tfos_nb.runtime.keras.replicas.optimizers import patch_optimizers
@@ -491,6 +492,8 @@ def _mend_backup(backup: Any) -> None:
 
     @functools.wraps(on_train_end)
     def remove_all(self: Any, logs: Any = None) -> None:
+        if was_stopped(self.model):  # a later cluster may continue the training
+            return
         on_train_end(self, logs)
         if self.delete_checkpoint:
             wait_for_all_workers(self.model.distribute_strategy)  # so that the directory is gone when fit returns

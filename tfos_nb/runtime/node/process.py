@@ -201,7 +201,8 @@ class NodeProcess:
         code = returncode if returncode >= 0 else None
         killer = signal_name(returncode)
         self._note = self._note or (self._why_killed() if killer == "SIGKILL" else "")
-        return [*words, NodeEnded(self._node, code, killer, self.output.tail, self._use.memory_bytes, self._note)]
+        tail = self.output.crash if killer else self.output.tail
+        return [*words, NodeEnded(self._node, code, killer, tail, self._use.memory_bytes, self._note)]
 
     def _why_killed(self) -> str:
         group = ControlGroup.own()

@@ -26,6 +26,7 @@ from __future__ import annotations
 import csv
 import functools
 import inspect
+import itertools
 import logging
 import os
 import time
@@ -154,7 +155,7 @@ class _Keeping:
     stored: StoredStates | None
     rows: StoredRows | None
     kept: _KeptFit | None = None  # the last fit that is kept
-    _is_over: bool = False  # a fit came that is not kept: what follows it could not be continued from
+    _is_over: bool = False  # a fit came before which rows were read: it and what follows cannot be continued from
     _copying: Future[None] | None = None
     _copier: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "tfos_nb finished fit"))
     _models: list[Any] = field(default_factory=list)
@@ -178,19 +179,14 @@ class _Keeping:
             theirs: Any = given.arguments.get("callbacks")
             several: list[Any] = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
             if self._has_backup(several):
-                self._is_over = True
                 told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.has_saved())
                 given.arguments["callbacks"] = [*several, told]
             elif self._can_keep(model, given.arguments, theirs) and self._follows_the_last(model.distribute_strategy):
                 steps, x = given.arguments.get("steps_per_epoch"), given.arguments.get("x")
                 self.kept = _KeptFit(self, 0 if self.kept is None else self.kept.number + 1)
-                given.arguments["callbacks"] = self.kept.around(several, callbacks, x, by_steps=steps is not None)
-            else:
-                if not self._is_over and self.stored is not None:
-                    _log.warning(
-                        "checkpoint_every= has no effect on this fit: its state is not kept (docs/recovery.md)"
-                    )
-                self._is_over = True
+                given.arguments["callbacks"] = self.kept.around(several, callbacks, x, steps)
+            elif self.stored is not None and self.stored.writes:
+                _log.warning("checkpoint_every= has no effect on this fit: its state is not kept (docs/recovery.md)")
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
@@ -288,9 +284,10 @@ class _Keeping:
         return last if own is None or (last is not None and last.moment >= own.moment) else own
 
     def last_fit(self) -> int:
-        """Return the last fit of which this worker has a state in memory; -1 if there is none."""
+        """Return the last fit of which this worker has a state, in memory or on its host's disk; -1 without one."""
         own = self.memory.newest(self.is_usable)
-        return own.moment.fit if own is not None else -1
+        on_disk = next(fit for fit in itertools.count() if not self.finished.has(fit)) - 1
+        return max(on_disk, own.moment.fit if own is not None else -1)
 
     def forget(self) -> None:
         """Delete all states of the last fit: none of them is to be continued from."""
@@ -353,7 +350,8 @@ class _KeptFit:
         self._epochs = 0
         self._keeping = keeping
         self._dataset: Any = None
-        self._by_steps = False  # its epochs are numbers of steps, not passes over the rows
+        self._steps: int | None = None  # of an epoch, if its epochs are numbers of steps, not passes over the rows
+        self._left = False  # its epoch was left, as the user stops the cluster
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
         self._iterator: Any = None
@@ -371,16 +369,16 @@ class _KeptFit:
         """Whether it is a fit of this model."""
         return self._contents is not None and self._contents.model is model
 
-    def around(self, callbacks: Sequence[Any], module: Any, dataset: Any, *, by_steps: bool) -> list[Any]:
+    def around(self, callbacks: Sequence[Any], module: Any, dataset: Any, steps: int | None) -> list[Any]:
         """Return Keras' callbacks with ours: the first one puts the state back, the last one keeps what others change.
 
-        Keras adds its ``History`` behind the last one, unless it is given. ``by_steps``: its epochs are numbers of
+        Keras adds its ``History`` behind the last one, unless it is given. ``steps``: its epochs have so many
         steps, and its dataset repeats its passes.
         """
         several = list(callbacks)
         if not any(isinstance(one, module.History) for one in several):
             several.append(module.History())
-        self._callbacks, self._dataset, self._by_steps = several, dataset, by_steps
+        self._callbacks, self._dataset, self._steps = several, dataset, steps
         kinds = [
             type(kind.__name__.strip("_"), (kind, module.Callback), {}) for kind in (_RestoreCallback, _SaveCallback)
         ]
@@ -396,28 +394,32 @@ class _KeptFit:
         if self.number:
             keeping.finish(self.number - 1)
         self._iterator = keeping.hooks.iterator_of(model)
-        cut = keeping.rows_cut(model, self._dataset, self._by_steps)
+        cut = keeping.rows_cut(model, self._dataset, self._steps is not None)
         if cut is not None:
-            self._amid = _MidEpochSaver(keeping, contents, cut, fit=self.number, by_steps=self._by_steps)
-        if keeping.generation == 1 or keeping.queue.asked:
+            self._amid = _MidEpochSaver(keeping, contents, cut, fit=self.number, steps=self._steps)
+        if keeping.generation == 1:
+            return
+        agreed = None if keeping.queue.asked else self._agree()
+        if agreed is None:
+            self._begin_first()
             return
         if not model.built:
             keeping.hooks.build(model, self._iterator)
-        if not model.built:
-            self._start_anew("its model is built with the first step only")
-            return
-        agreed = self._agree()
-        if agreed is None or not agreed.others_follow:
-            keeping.memory.drop_from(self.number + 1)
-            if self.stored is not None:
-                self.stored.drop_later_fits()
-        if agreed is None:
-            return
-        if not self._fits(agreed):
-            self._start_anew("the saved state is not of this model")
+        if not model.built or not self._fits(agreed):
+            late = "its model is built with the first step only"
+            self._start_anew("the saved state is not of this model" if model.built else late)
             keeping.forget()  # a later recovery must not use it either
             return
         self._continue_from(agreed, epochs)
+
+    def _begin_first(self) -> None:
+        """Forget states of this fit, or later ones, of a training that has gone on from an earlier state."""
+        self._keeping.memory.drop_from(self.number)
+        if self.stored is not None and self.number:
+            self.stored.drop_all()
+            self.stored.drop_later_fits()
+        if self._keeping.continues_earlier and not self._keeping.queue.asked:
+            _log.warning("fit starts from the beginning: the training that resume= names has no state of it")
 
     def _start_anew(self, reason: str) -> None:
         """Log that fit starts from the beginning; refuse it if the user has asked for an earlier cluster's training."""
@@ -439,6 +441,8 @@ class _KeptFit:
         keeping.memory.drop_after(agreed.moment)
         if self.stored is not None:
             self.stored.drop_after(agreed.moment)
+        if agreed.rest.finished:
+            self._keep_finished(agreed)
         rows = keeping.rows_of(agreed.moment) if self.stored is not None else None
         keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused, rows)
         if agreed.rest.refused[0] or (self._amid is not None and not self._ended):
@@ -446,7 +450,8 @@ class _KeptFit:
             # and wait for rows that may as well come while its step is traced.
             keeping.queue.ask()
         # As Keras 3's BackupAndRestore does. A fit that has ended has no more epochs.
-        contents.model._initial_epoch = self._first = epochs if self._ended else agreed.moment.epoch
+        whole = self._steps is not None and agreed.moment.step >= self._steps  # saved at an epoch's end, within a pass
+        contents.model._initial_epoch = self._first = epochs if self._ended else agreed.moment.epoch + whole
         self._continue_csv_logs(agreed)
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
         if self._ended:
@@ -460,12 +465,16 @@ class _KeptFit:
             if is_csv_logger(callback):
                 _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
 
+    def _keep_finished(self, agreed: Agreed) -> None:
+        """Keep the last state of this fit here: another one will use the memory."""
+        if not self._keeping.finished.has(self.number):
+            self._keeping.put_finished(agreed.moment, agreed.passes, agreed.arrays, encode(agreed.rest))
+
     def _return_at_once(self, agreed: Agreed, epochs: int) -> None:
         """Do no epoch: this fit has ended, and a later one was interrupted, which says from where rows come."""
-        keeping, contents = self._keeping, self._contents
+        contents = self._contents
         assert contents is not None, "training has begun"
-        if not keeping.finished.has(self.number):
-            keeping.put_finished(agreed.moment, agreed.passes, agreed.arrays, encode(agreed.rest))
+        self._keep_finished(agreed)
         contents.model._initial_epoch = self._first = max(epochs, agreed.moment.epoch)
         self._continue_csv_logs(agreed)
         _log.info("fit has ended in an earlier generation, and is not repeated")
@@ -537,9 +546,12 @@ class _KeptFit:
             self._amid.step_begins(batch)
 
     def batch_has_ended(self, batch: int) -> None:
-        """Save the state, if it is due."""
+        """Save the state, if it is due, or if the user stops the cluster, which all workers do after the same step."""
+        assert self._contents is not None, "training has begun"
+        model = self._contents.model
+        self._left = bool(getattr(model, "stop_training", False) and self._keeping.hooks.was_stopped(model))
         if self._amid is not None:
-            self._amid.step_has_ended(batch)
+            self._amid.step_has_ended(batch, is_last=self._left)
 
     def epoch_has_ended(self, epoch: int) -> None:
         """Save the state of whole epochs, or of a fit that a callback ends with this one."""
@@ -549,15 +561,17 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         stopped = bool(keeping.hooks.was_stopped(contents.model))
-        if stopped and self._amid is not None and self._amid.was_left:
-            return  # its state was saved after its last step
+        if self._left and (self._amid is None or not self._amid.is_pass_over):
+            return  # its state was saved after its last step, or it cannot be saved within an epoch
         self._ended = bool(getattr(contents.model, "stop_training", False)) and not stopped
         finished = self._ended or epoch + 1 >= self._epochs
-        if self._by_steps and not finished:
-            return  # it may end within a pass: the states of its steps are enough
+        if self._steps is not None and not finished:  # it may end within a pass
+            if stopped and self._amid is not None:
+                self._amid.save_epoch()
+            return
         refused = keeping.queue.refused_with_current if self._ended else keeping.queue.refused
         arrays = contents.own(contents.variables())
-        passes = keeping.queue.passes_before_current + 1 if self._by_steps else keeping.queue.passes_done
+        passes = keeping.queue.passes_counted
         moment = StateVersion(epoch + 1, fit=self.number)
         metadata = contents.rest(arrays, len(arrays))
         rest = encode(replace(metadata, ended=self._ended, finished=finished, refused=refused))
@@ -627,9 +641,9 @@ class _MidEpochSaver:
     have the older one of the two states that a memory holds.
     """
 
-    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, fit: int, by_steps: bool) -> None:
+    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, fit: int, steps: int | None) -> None:
         self._keeping, self._contents, self._cut = keeping, contents, cut
-        self._fit, self._by_steps = fit, by_steps
+        self._fit, self._steps_of_epoch = fit, steps
         cut.count_from_here()
         self._schedule = SaveSchedule(keeping.workers)
         self._writer = ThreadPoolExecutor(1, "tfos_nb state")
@@ -643,69 +657,81 @@ class _MidEpochSaver:
         self._busy = self._began = 0.0  # seconds of the steps since the last state
         self._since = 0  # that one's step
         self._epoch = self._first = 0
-        self.was_left = False  # the epoch, as the user stops the cluster
+        self._of_epoch = self._done_before = 0  # steps of this epoch, and of those before it, in this generation
         self._lowest: int | None = None  # the number of the first step that this epoch has had here
 
     def begin(self, epoch: int, first: int) -> None:
         """Begin an epoch, or continue it after its step ``first``."""
         self._epoch, self._first, self._lowest = epoch, first, None
+        self._done_before, self._of_epoch = self._done_before + self._of_epoch, 0
 
     def step_begins(self, batch: int) -> None:
         """Note the time, and the number of the epoch's first step."""
         self._began = time.perf_counter()
         self._lowest = batch if self._lowest is None else self._lowest
 
-    def step_has_ended(self, batch: int) -> None:
-        """Save, if it is due; ``batch`` is the number of the epoch's last step, counted from 0."""
+    def step_has_ended(self, batch: int, *, is_last: bool) -> None:
+        """Save, if it is due, or the last one; ``batch`` is the number of the epoch's last step, counted from 0."""
         self._busy += time.perf_counter() - self._began
         self._steps += 1
-        steps = batch + 1 - (self._lowest or 0)
-        if getattr(self._contents.model, "stop_training", False):
-            if self._keeping.hooks.was_stopped(self._contents.model):  # on all workers after this step
-                self.was_left = True
-                self._save(steps, is_last=True)
+        self._of_epoch = batch + 1 - (self._lowest or 0)  # several for each call with steps_per_execution
+        ends = self._steps_of_epoch is not None and self._first + self._of_epoch >= self._steps_of_epoch
+        if is_last and not ends:
+            self._save(is_last=True)
+        if ends or getattr(self._contents.model, "stop_training", False):
             return
         due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
         if due or (look and self._is_wanted()):
-            self._save(steps)
+            self._save()
+
+    def save_epoch(self) -> None:
+        """Save the state at the end of an epoch of a number of steps, for a later cluster."""
+        self._save(is_last=True)
+
+    @property
+    def is_pass_over(self) -> bool:
+        """Whether the last step was the last one of its pass, or of an epoch of a number of steps."""
+        if self._steps_of_epoch is not None:
+            return self._first + self._of_epoch >= self._steps_of_epoch
+        (record, _), steps = self._cut.place, self._of_epoch
+        return record is not None and record.steps is not None and steps >= record.steps
 
     def _is_wanted(self) -> bool:
         """Whether the driver has asked any worker for a state; all workers look after the same steps."""
         self._schedule.looked(self._steps)
         return self._any.says(self._keeping.request.asked)
 
-    def _position(self, name: str, passes: int, steps: int) -> PositionHeld | None:
-        """Return which rows of a pass are in the state of this name, after so many passes and steps of the epoch.
+    def _position(self, name: str, passes: int) -> PositionHeld | None:
+        """Return which rows of the pass after ``passes`` ones are in the state of this name.
 
         None if that cannot be said: the steps may be the pass's last ones, or the next pass is read ahead already.
         """
         (record, before), division = self._cut.place, self._cut.division
         replicas = division.replicas if division is not None else 1
-        if self._by_steps:
-            steps = self._steps - before // replicas
-        if record is None or record is not self._keeping.queue.record or steps < 1:
+        steps = self._of_epoch
+        if self._steps_of_epoch is not None:
+            steps += self._done_before - before // replicas
+        if record is None or record is not self._keeping.queue.record or steps < 1 or before % replicas:
             return None
         rows = record.rows_after(steps * replicas)
         is_amid = steps < record.steps if record.steps is not None else division is not None or record.has_more
         try:
-            return (
-                self._keeping.queue.position(name, self._keeping.queue.passes_before_current, rows) if is_amid else None
-            )
+            return self._keeping.queue.position(name, passes, rows) if is_amid else None
         except ValueError as error:  # another pass has begun
             _log.debug("no state is saved: %s", error)
             return None
 
-    def _save(self, steps: int, *, is_last: bool = False) -> None:
-        """Save the state after so many steps of this epoch, if all workers know its position and are in one pass.
+    def _save(self, *, is_last: bool = False) -> None:
+        """Save the state after the last step, if all workers know its position and are in one pass.
 
         ``is_last``: the user stops the cluster. Write it to the disk, for a later one.
         """
         began = time.perf_counter()
         self.await_writer()
         contents, keeping = self._contents, self._keeping
-        moment = StateVersion(self._epoch, keeping.generation, self._first + steps, fit=self._fit)
+        moment = StateVersion(self._epoch, keeping.generation, self._first + self._of_epoch, fit=self._fit)
         passes = keeping.queue.passes_before_current
-        position = self._position(moment.name, passes, steps)
+        position = self._position(moment.name, passes)
         if self._totals is None or self._optimizers != contents.built_optimizers():
             self._optimizers = contents.built_optimizers()
             self._variables = contents.variables()

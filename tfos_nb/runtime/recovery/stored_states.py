@@ -102,7 +102,7 @@ class StoredStates:
         """Remove the states of later fits: the training goes on from this one."""
         try:
             for fit in range(self._fit + 1, self.last_fit(lambda moment: True) + 1):
-                self.of_fit(fit).clear()
+                self.of_fit(fit).drop_all()
         except OSError as error:
             _log.warning("the states of later fits could not be looked for in %s: %s", self._place, error)
 
@@ -169,8 +169,12 @@ class StoredStates:
         self._drop(lambda other: other > moment)
 
     def clear(self) -> None:
-        """Remove all states."""
+        """Remove all states, also the one that is being written."""
         self.finish()
+        self.drop_all()
+
+    def drop_all(self) -> None:
+        """Remove all states that were written."""
         self._drop(lambda moment: True)
 
     @property
