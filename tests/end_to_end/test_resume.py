@@ -119,7 +119,7 @@ def test_a_fit_with_callbacks_continues_as_if_nothing_had_happened(spark: SparkS
     found, expected = cluster.result(), undisturbed.result()
     epoch, step = found.pop("first")
     assert epoch == 3
-    assert 0 < step <= 25
+    assert step <= 25, "it may be the epoch's first one, if no state within it had been written"
     assert expected.pop("first") == []
     assert found == expected
     assert table == Path(tmp_path, "whole.csv").read_text()
