@@ -238,7 +238,8 @@ def test_a_node_leaves_the_executor_of_a_worker_that_is_decommissioned(
     with standalone_cluster(spark_home, tmp_path, workers=2, cores=3, conf=enabled) as own:
         conf = {**settings, **enabled, "spark.master": own.url, "spark.executor.cores": "3", "spark.cores.max": "6"}
         program = [str(PROGRAMS / "lose_a_host.py"), str(tmp_path), "3", json.dumps(training)]
-        with submitted([*as_options(conf), *program], {}, tmp_path, spark_home) as running:
+        here = {"PYSPARK_PYTHON": sys.executable}
+        with submitted([*as_options(conf), *program], here, tmp_path, spark_home) as running:
             saved = "models/checkpoints/*/fit/*/place.json"
             assert until(lambda: running.ended or any(tmp_path.glob(saved)), 120), running.tail
             os.kill(own.workers[1].process.pid, signal.SIGPWR)
