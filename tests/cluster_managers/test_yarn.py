@@ -213,6 +213,13 @@ def host_to_lose(hadoop: Hadoop) -> str:
     return chosen[0]
 
 
+def host_to_lose_after(running: daemons.Daemon, hadoop: Hadoop, hdfs: Any, saved: str) -> str:
+    """Wait until a program has written a file, and return that host."""
+    assert until(lambda: running.ended or hdfs.glob(saved), 180, every=0.5), running.tail
+    assert not running.ended, running.tail
+    return host_to_lose(hadoop)
+
+
 def at_work(hadoop: Hadoop, host: str) -> list[psutil.Process]:
     return list(daemons.processes_in(hadoop.node_folder(host)))
 
@@ -223,10 +230,7 @@ def test_a_node_leaves_a_host_that_yarn_decommissions(hadoop: Hadoop, hdfs: Any,
     given = arguments("client", archive, "lose_a_host.py", f"{hadoop.url}/leaving", "3", training)
     enabled = {"spark.decommission.enabled": "true", "spark.yarn.executor.decommission.enabled": "true"}
     with submitted([*as_options(enabled), *given], environment(hadoop, **HERE), tmp_path) as running:
-        saved = "/leaving/models/checkpoints/*/fit/*/place.json"
-        assert until(lambda: running.ended or hdfs.glob(saved), 180, every=0.5), running.tail
-        assert not running.ended, running.tail
-        left = host_to_lose(hadoop)
+        left = host_to_lose_after(running, hadoop, hdfs, "/leaving/models/checkpoints/*/fit/*/place.json")
         hadoop.decommission(left)
         outcome(running)
     hadoop.recommission()
@@ -243,10 +247,7 @@ def test_a_training_that_loses_a_host_continues_from_its_checkpoint_in_hdfs(
     epochs = 3
     given = arguments("client", archive, "lose_a_host.py", f"{hadoop.url}/losing", str(epochs))
     with submitted(given, environment(hadoop, **HERE), tmp_path) as running:
-        saved = "/losing/models/checkpoints/*/00000001/place.json"
-        assert until(lambda: running.ended or hdfs.glob(saved), 180, every=0.5), running.tail
-        assert not running.ended, running.tail
-        lost = host_to_lose(hadoop)
+        lost = host_to_lose_after(running, hadoop, hdfs, "/losing/models/checkpoints/*/00000001/place.json")
         hadoop.lose_node(lost)
         outcome(running)
     results = printed(running.log.read_text(errors="replace"))["results"]

@@ -107,7 +107,7 @@ def _lost(place: DetachedPlace) -> str:
 
 
 def _last_checkpoint(place: DetachedPlace) -> str:
-    """Return a sentence on the newest complete checkpoint of a cluster; no other cluster uses its directory."""
+    """Return a sentence on the newest complete checkpoint in the directory that a cluster uses."""
     if not place.model_dir:
         return "It has no model_dir"
     directory = directory_of_run(place.model_dir, place.run)

@@ -79,10 +79,15 @@ class Training:
         if validation is not None:
             check_feedable(validation)
             check_alike(data, validation)
+        self.keep_partitions(data)
+        return Call(self, data, epochs, spill, validation)
+
+    def keep_partitions(self, data: Any, parallelism: int = 0) -> None:
+        """Have Spark cut the data's files into the same partitions from now on: as with so many cores, if given."""
         if self.partitions is not None:
             self.partitions.hold(data)
+            self.partitions.use(parallelism)
             self.controller.feeds.parallelism = self.partitions.parallelism
-        return Call(self, data, epochs, spill, validation)
 
     def begin_call(self, validation: Any = None, number: int | None = None) -> FeedOf:
         """Number a call of ``train``, and send its validation rows, which were checked before."""
@@ -409,9 +414,7 @@ class Call:
         self.made = made
         if held is not None:
             self.held = held
-            if self.training.partitions is not None:
-                self.training.partitions.use(held.parallelism)
-                self.training.controller.feeds.parallelism = self.training.partitions.parallelism
+            self.training.keep_partitions(self.data, held.parallelism)
 
     def refill(self, node: str, through: int, since: int) -> None:
         """Feed a replacement node, whose predecessor had finished ``through`` passes over all calls.

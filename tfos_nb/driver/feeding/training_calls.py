@@ -50,7 +50,7 @@ class TrainingCalls:
     _generation: int = 1  # the newest one whose position is known
     _from: int = 0  # passes in the state with which this generation began
     _resumes: bool = False  # an earlier cluster's training, and the nodes have not said yet from which position
-    _ahead: FeedFrom | None = None  # the position, if it is behind all calls so far
+    _ahead: FeedFrom | None = None  # the position, if it is beyond all calls so far
 
     def resume(self) -> None:
         """Record that the nodes continue an earlier cluster's training: they say from which position they want rows."""

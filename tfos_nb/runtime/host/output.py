@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-__all__ = ["Output", "where_it_crashed", "without_chatter"]
+__all__ = ["Output", "without_chatter"]
 
 _CHUNK = 1 << 16
 _LINE_LENGTH = 4000
@@ -100,7 +100,7 @@ class Output:
     def crash(self) -> str:
         """The lines that say where a process that a signal has ended crashed; the last ones if it has not said it."""
         with self._lock:
-            return "\n".join(where_it_crashed(self._crash) if self._crash else self._tail)
+            return "\n".join(_where_it_crashed(self._crash) if self._crash else self._tail)
 
     def _read(self) -> None:
         coming = select.poll()
@@ -186,7 +186,7 @@ class Output:
             self._add([line])
 
 
-def where_it_crashed(lines: list[str]) -> list[str]:
+def _where_it_crashed(lines: list[str]) -> list[str]:
     """Return those lines of a crash's report by faulthandler that matter: it lists all threads, and that one anywhere.
 
     A thread of native code, such as TensorFlow's own, has no Python stack: then nothing follows the first lines.
@@ -194,9 +194,9 @@ def where_it_crashed(lines: list[str]) -> list[str]:
     Examples
     --------
     >>> crash = ["Fatal Python error: Aborted", "", "Thread 0x1 (most recent call first):", "  File a", ""]
-    >>> where_it_crashed([*crash, "Current thread 0x2 (most recent call first):", "  File b", "", "Extension modules"])
+    >>> _where_it_crashed([*crash, "Current thread 0x2 (most recent call first):", "  File b", "", "Extension modules"])
     ['Fatal Python error: Aborted', 'Current thread 0x2 (most recent call first):', '  File b']
-    >>> where_it_crashed(crash)
+    >>> _where_it_crashed(crash)
     ['Fatal Python error: Aborted', 'in a thread of native code']
     """
     fatal = next(number for number, line in enumerate(lines) if line.startswith(_FATAL))

@@ -23,8 +23,8 @@ __all__ = ["cut_of", "divide_datasets", "divisible", "is_shared_out", "of_size",
 _log = logging.getLogger("tfos_nb.keras")
 _MARK = "_tfos_nb_cut"
 _TRACKED = "_tfos_nb_tracked"
-# Those that give one batch for each batch that they take, in the same order.
 _ENDLESS = -1  # tf.data.INFINITE_CARDINALITY, without TensorFlow
+# Those that give one batch for each batch that they take, in the same order.
 _BATCH_BY_BATCH = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "LaterDataset")
 # TensorFlow's classes of datasets that change the batches, by name. A batch size after one of them is the program's
 # own, so TensorFlow divides it.

@@ -81,7 +81,7 @@ class Checkpoints:
     Parameters
     ----------
     directory : callable
-        Returns the directory of the states, which only this cluster uses.
+        Returns the directory of the states: this cluster's, or that of the one whose training it continues.
     rows : RowQueue
         Rows of this node. After a restore they continue after the rows that the state includes.
     is_chief : bool

@@ -185,7 +185,7 @@ class _Keeping:
                 steps, x = given.arguments.get("steps_per_epoch"), given.arguments.get("x")
                 self.kept = _KeptFit(self, 0 if self.kept is None else self.kept.number + 1)
                 given.arguments["callbacks"] = self.kept.around(several, callbacks, x, steps)
-            elif self.stored is not None and self.stored.writes:
+            elif self.writes:
                 _log.warning("checkpoint_every= has no effect on this fit: its state is not kept (docs/recovery.md)")
             return fit(*given.args, **given.kwargs)
 
@@ -214,7 +214,7 @@ class _Keeping:
             _log.warning("the state of a fit that has ended is not kept: a later one would start from its beginning")
             return
         self.put_finished(last.moment, last.passes, arrays_of(last), last.rest)
-        if self.stored is not None and self.stored.writes:
+        if self.stored is not None and self.writes:
             self.stored.of_fit(fit).begin(last.moment, last.passes, arrays_of(last), last.rest)
 
     def put_finished(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
