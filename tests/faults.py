@@ -354,6 +354,43 @@ def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
     return {"seen": seen.numpy(), "generation": ctx.generation, "pid": os.getpid(), "steps": steps}
 
 
+def order_of_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Train by ``fit``, and return the sum of the rows' numbers in each step, and the weights."""
+    import keras
+    import tensorflow as tf
+
+    class Order(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.sums = self.add_weight(shape=(args["most"],), dtype="int64", initializer="zeros", trainable=False)
+            self.step = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+
+        def call(self, ids: Any, training: bool = False) -> Any:
+            if training:
+                context = tf.distribute.get_replica_context()
+                total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(ids))
+                self.sums.value.assign_add(total * tf.one_hot(self.step.value, args["most"], dtype=tf.int64))
+                self.step.value.assign_add(1)
+            return tf.cast(ids, tf.float32) / ROWS
+
+    keras.utils.set_random_seed(1)
+    with ctx.strategy().scope():
+        model = keras.Sequential(
+            [keras.Input((1,), dtype="int64"), Order(), keras.layers.Dense(4), keras.layers.Dense(1)]
+        )
+        model.compile(loss="mse", optimizer="adam")
+    data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0))
+    own = stepwise(args, ctx)
+    history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=[own])
+    sums, steps, *weights = model.get_weights()
+    return {
+        "generation": ctx.generation,
+        "first": own.first and list(own.first),
+        "sums": sums[: int(steps)].tolist(),
+        "weights": [weight.tolist() for weight in weights],
+        "loss": history.history["loss"],
+    }
+
+
 def stop_after(model: Any, epochs: int | None, epoch: int, logs: Any = None) -> None:
     """Stop a fit after so many epochs."""
     if epoch + 1 == epochs:

@@ -233,7 +233,8 @@ def test_an_interrupt_of_the_program_leaves_no_process_in_the_pods(place: Place)
     with place.running("on_kubernetes", "wait") as it:
         assert it.said("running")
         assert until(lambda: supervisors(place) == 2, 60, every=0.5)
-        subprocess.run(place.command("pkill", "-INT", "-f", "programs.on_kubernetes"), check=True)
+        # The brackets: the shell that starts pkill is not meant.
+        subprocess.run(place.command("pkill", "-INT", "-f", "programs[.]on_kubernetes"), check=True)
         assert until(lambda: supervisors(place) == 0, 30, every=0.5)
     assert until(lambda: not place.executors(), 60, every=0.5)
 

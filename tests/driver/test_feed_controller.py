@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession, types
 
-from tfos_nb.driver.feed_controller import FeedController, FeedOf, feed_job
+from tfos_nb.driver.feed_controller import Feed, FeedController, FeedOf, feed_job
 from tfos_nb.driver.membership.machine import Membership
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
@@ -108,6 +108,76 @@ def test_an_attempt_that_gets_no_further_changes_nothing() -> None:
     assert feed.ledger.shares() == {"worker:0": 50, "worker:1": 50}
     assert feed.ledger.spilled
     assert feed.progress == FeedProgress(1, 0, 100, 1)
+
+
+def delivered(box: Fed, replays: int = 3) -> Feed:
+    """Deliver 100 rows to two nodes, which keep them."""
+    feed = box.controller.begin(1 + replays, True, 1, 1 + replays, FeedOf(1))
+    box.open(0)
+    box.controller.asked(messages.ClaimRows(1, 0, 0, 100))
+    box.controller.asked(messages.PartitionDone(1, 0, 100, True))
+    box.controller.end(feed, replays)
+    return feed
+
+
+def restart(box: Fed, **kept: int) -> None:
+    """Start the nodes again; some have kept rows of these feeds."""
+    box.membership.rendezvous += 1
+    for name in box.names:
+        box.places[name] = FeedPlace(f"/again/{name}", "h", 1, b"", kept=kept.get(name.replace(":", ""), 0))
+    box.controller.start_again()
+
+
+def test_a_new_generation_gets_only_the_rows_that_it_has_not_kept() -> None:
+    box = Fed(2)
+    feed = delivered(box)
+    restart(box, worker0=1)
+    assert box.controller.can_resume(feed, 2)
+    place, known = FeedOf(1, validation=7), {0: (messages.KnownRows(((0, 9),), 5),)}
+    positions = {name: messages.PassPosition(4, seed=3) for name in box.names}
+    box.sent.clear()
+    box.controller.resume(feed, 2, place, held=messages.HeldRows({0: ((0, 9),)}, known), positions=positions)
+    begins = [
+        messages.FeedBegins(1, 2, spill, 1, validation=7, again=messages.FeedAgain(positions[name], 50, 100, 50, kept))
+        for name, kept, spill in (("worker:0", True, False), ("worker:1", False, True))
+    ]
+    assert box.sent == [
+        (begins[0], ["worker:0"]),
+        (begins[1], ["worker:1"]),
+        (messages.FeedEnds(1, 50, 1, 100, 50, 50), ["worker:0"]),
+    ]
+    assert feed.lacking == {"worker:1"}
+    opened = box.open(0)
+    assert (opened.skip, opened.known) == ((), known[0]), "the node keeps all its rows, and they are compared"
+    box.controller.end_again(feed, "worker:1")
+    assert box.sent[-1] == (messages.FeedEnds(1, 50, 1, 100, 50, 50), ["worker:1"])
+    assert not feed.lacking
+    for name in box.names:
+        box.controller.pass_done(messages.PassDone(name, 1, 1, 50))
+    assert box.controller.has_made(feed, 3)
+    assert not box.controller.has_made(feed, 4)
+
+
+@pytest.mark.parametrize(("kept", "passes"), [({}, 0), ({"worker0": 2}, 0), ({"worker0": 1}, 4), ({"worker0": 1}, -1)])
+def test_rows_that_nobody_has_kept_are_all_fed_again(kept: dict[str, int], passes: int) -> None:
+    box = Fed(2)
+    feed = delivered(box)
+    restart(box, **kept)
+    assert not box.controller.can_resume(feed, passes)
+
+
+def test_kept_rows_are_of_no_use_to_other_nodes_or_after_another_feed() -> None:
+    box = Fed(2)
+    feed = delivered(box)
+    restart(box, worker0=1, worker1=1)
+    box.controller.begin(2, True, 1, 1, FeedOf(1, validates=True))
+    assert box.controller.can_resume(feed, 0), "validation rows are kept apart"
+    box.controller.begin(2, True, 1, 1, FeedOf(1))
+    assert not box.controller.can_resume(feed, 0), "its rows may be written over them"
+    restart(box, worker0=1, worker1=1)
+    assert box.controller.can_resume(feed, 0)
+    feed.ledger.claimed["worker:2"] = 0
+    assert not box.controller.can_resume(feed, 0)
 
 
 def test_a_single_node_gets_every_row_without_a_claim() -> None:

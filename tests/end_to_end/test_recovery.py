@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.faults import (
     its_warm_process,
     itself,
     itself_for_good,
+    order_of_steps,
     regression,
     several_fits,
     sum_of_ids,
@@ -235,6 +237,20 @@ def test_a_fit_by_steps_continues_within_an_epoch_and_within_a_pass(
     assert 4 * 62 * 32 - 3 * 32 * workers <= total <= 4 * 62 * 32
 
 
+def test_a_fit_of_epochs_of_one_step_continues_after_one_of_the_last_ones(spark: SparkSession) -> None:
+    data = rows(spark).selectExpr("id", "double(id) as y")
+    fits = [{"epochs": 150, "steps": 1, "schedule": [Exit("worker:1", 60, 1, "kill")]}]
+    with launch(several_fits, {"fits": fits, "pause_step": 0.02}, workers=2, spark=spark, restarts=1) as cluster:
+        cluster.train(data, epochs=2)
+    found = cluster.result()
+    assert (found["generation"], found["epochs"]) == (2, [list(range(150))])
+    assert found["steps"] == [150], "each step is counted once"
+    assert 30 <= found["first"][0][0] <= 60, "after the steps 2, 10 and 42 at the latest a state is saved"
+    least, most, total = found["after"][0]
+    assert (least, most) == (1, 2)
+    assert 148 * 32 <= total <= 150 * 32, "the last steps of a pass have fewer rows"
+
+
 @pytest.mark.parametrize("lost", ["worker:1", pytest.param("worker:0", marks=pytest.mark.faults)])
 def test_a_later_fit_continues_within_its_epoch_and_those_before_it_are_not_repeated(
     spark: SparkSession, lost: str
@@ -280,6 +296,76 @@ def test_a_fit_interrupted_within_an_epoch_ends_like_an_uninterrupted_one(spark:
             wanted, got = (one[name] if key is None else one[name][key] for one in (whole, broken))
             np.testing.assert_allclose(got, wanted, rtol=1e-5, err_msg=f"{name} {key}")
     np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Count the rows that Spark reads, and return each as a row of the table."""
+
+    count: Any
+
+    def __call__(self, number: int) -> tuple[int, float]:
+        self.count.add(1)
+        return number, number / ROWS
+
+
+@pytest.mark.parametrize(
+    ("how", "reads"),
+    [("kill", 1), ("kill the supervisor", 2), pytest.param("kill the host", 2, marks=pytest.mark.faults)],
+)
+def test_rows_that_nodes_have_kept_are_not_sent_again_and_keep_their_batches(
+    spark: SparkSession, how: str, reads: int
+) -> None:
+    count = spark.sparkContext.accumulator(0)
+    data = spark.createDataFrame(spark.sparkContext.parallelize(range(ROWS), 4).map(Read(count)), "id long, y double")
+    exits = [Exit("worker:1", 3, 40, how)]
+    args = {"epochs": 5, "pause_step": 0.01, "schedule": exits, "most": 600}
+    with launch(order_of_steps, args, workers=2, spark=spark, restarts=1) as cluster:
+        cluster.train(data, epochs=5)
+    found = cluster.result()
+    assert found["generation"] == 2
+    assert found["first"][0] == 3
+    assert found["first"][1] > 1, "it continues within the epoch"
+    steps = -(-ROWS // 32)
+    later = [found["sums"][-(1 + number) * steps :][:steps] for number in range(4)]
+    assert [sum(one) for one in later] == [sum(range(ROWS))] * 4
+    if reads == 1:
+        assert all(one == later[0] for one in later), "the rows of each step are the same in each epoch after the first"
+    assert count.value == reads * ROWS, "of a lost supervisor's node, Spark reads the rows once more"
+
+
+@pytest.mark.parametrize("shuffle", [0, pytest.param(300, marks=pytest.mark.faults)])
+def test_losses_within_one_epoch_use_each_row_once_whoever_has_kept_it(spark: SparkSession, shuffle: int) -> None:
+    data = rows(spark).selectExpr("id", "id / 3000 as y")
+    exits = [
+        Exit("worker:1", 3, 25, "kill the supervisor"),
+        Exit("worker:0", 3, 50, "kill", 2),  # now worker:1 has its rows in another order
+        Exit("worker:0", 3, 70, "kill the supervisor", 3),
+        Exit("worker:1", 4, 30, "kill", 4),
+    ]
+    args = {"epochs": 6, "pause_step": 0.02, "schedule": exits, "shuffle": shuffle, "most": 700}
+    with launch(order_of_steps, args, workers=2, spark=spark, restarts=4) as cluster:
+        cluster.train(data, epochs=6)
+    found = cluster.result()
+    assert (found["generation"], found["first"][0]) == (5, 4)
+    steps = -(-ROWS // 32)
+    assert sum(found["sums"]) == 6 * sum(range(ROWS))
+    assert sum(found["sums"][-2 * steps :]) == 2 * sum(range(ROWS))
+
+
+def test_a_shuffled_epoch_goes_on_after_a_loss_in_the_order_that_it_would_have_had(spark: SparkSession) -> None:
+    data = spark.range(0, ROWS, 1, 1).selectExpr("id", "id / 3000 as y")
+    found = []
+    for exits in ([], [Exit("worker:0", 1, 70, "kill"), Exit("worker:0", 3, 30, "kill", 2)]):
+        args = {"epochs": 4, "pause_step": 0.02, "schedule": exits, "shuffle": 500, "most": 600}
+        with launch(order_of_steps, args, workers=1, spark=spark, restarts=2) as cluster:
+            cluster.train(data, epochs=4)
+        found.append(cluster.result())
+    whole, broken = found
+    assert (broken.pop("generation"), whole.pop("generation")) == (3, 1)
+    assert broken.pop("first")[0] == 3
+    whole.pop("first")
+    assert broken == whole, "not one weight differs"
 
 
 @pytest.mark.faults

@@ -6,7 +6,7 @@ The driver never carries a row. It knows how many rows exist, and which node has
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -74,6 +74,9 @@ class Feed:
     replays: int | None = None  # once it is delivered: how often the nodes repeat it
     skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has finished
     again: dict[str, int] = field(default_factory=dict)  # by node: the rendezvous for which it was announced again
+    resumed: int = 0  # passes that the state includes from which the newest generation continues
+    lacking: set[str] = field(default_factory=set)  # the nodes of that generation that have not kept its rows
+    held: messages.HeldRows = field(default_factory=messages.HeldRows)  # rows of the next pass in that state
 
     @property
     def progress(self) -> FeedProgress:
@@ -108,6 +111,7 @@ class FeedController:
         self._described: messages.FeedSchema | None = None
         self.parallelism = 0  # by which Spark cuts files into partitions
         self.closed = ""
+        self._is_new = False  # this generation was not fed yet: what its nodes had kept is still there
         self.wanted_from: dict[str, messages.FeedFrom] = {}
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
@@ -142,6 +146,7 @@ class FeedController:
             self._count = number = self._count + 1
             book = FeedLedger(number, self.nodes, held)
             now = self._membership.rendezvous
+            self._is_new &= place is not None and place.validates
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=now, before=before)
             if feed.place.batch is not None:
                 self._feeds.pop(number - BATCHES_KNOWN, None)
@@ -155,6 +160,7 @@ class FeedController:
     def start_again(self) -> None:
         """Forget the nodes' progress: each will report again from which position it wants rows."""
         with self._changed:
+            self._is_new = True
             self.wanted_from.clear()
             self.held.forget_parts()
             for enough in self._enough.values():
@@ -165,6 +171,67 @@ class FeedController:
         with self._changed:
             for feed in feeds:
                 feed.rendezvous = rendezvous
+
+    def can_resume(self, feed: Feed, passes: int) -> bool:
+        """Whether a new generation can go on with a delivered feed after so many passes: nodes have kept its rows.
+
+        They must be the same nodes, since each has the rows of its share only.
+        """
+        with self._changed:
+            known = feed.replays is not None and not feed.ledger.closed and feed.ledger.spilled
+            if not self._is_new or not known or feed.ledger.claimed.keys() != set(self.nodes):
+                return False
+            assert feed.replays is not None, "it is delivered"
+            return 0 <= passes <= feed.replays and any(self._has_kept(node, feed) for node in self.nodes)
+
+    def _has_kept(self, node: str, feed: Feed) -> bool:
+        place = self._membership.feed_places.get(node)
+        return place is not None and place.kept == feed.number
+
+    def resume(
+        self,
+        feed: Feed,
+        passes: int,
+        place: FeedOf,
+        *,
+        held: messages.HeldRows,
+        positions: Mapping[str, messages.PassPosition],
+    ) -> None:
+        """Go on with a delivered feed in a new generation, after so many passes.
+
+        The rows of the nodes in :attr:`Feed.lacking` are still to be sent.
+
+        Parameters
+        ----------
+        feed : Feed
+            The feed, for which :meth:`can_resume` is true.
+        passes : int
+            How many passes over it the restored state includes.
+        place : FeedOf
+            Its call of ``train``, as it is numbered now.
+        held : HeldRows
+            Which rows of the next pass the state includes.
+        positions : mapping of str to PassPosition
+            How each node begins that pass once more; empty if the state includes none of its rows.
+        """
+        with self._changed:
+            assert feed.replays is not None, "it is delivered"
+            self._is_new = False
+            feed.rendezvous, feed.place, feed.error, self.current = self._membership.rendezvous, place, None, feed
+            feed.resumed, feed.held, feed.told = passes, held, set(self.nodes)
+            feed.skipped, feed.passes_done = dict.fromkeys(self.nodes, passes), dict.fromkeys(self.nodes, passes)
+            feed.again.clear()
+            feed.lacking = {node for node in self.nodes if not self._has_kept(node, feed)}
+            left, shares = feed.replays - passes, feed.ledger.shares()
+            for node in self.nodes:
+                kept = node not in feed.lacking
+                of_node = positions.get(node, messages.PassPosition())
+                counts = shares[node], sum(shares.values()), max(shares.values())
+                again = messages.FeedAgain(of_node, *counts, kept, {} if kept else dict(held.spans))
+                spill = left > 0 and not kept
+                self._send(messages.FeedBegins(feed.number, 1 + left, spill, **vars(place), again=again), [node])
+            self._end(feed, [node for node in self.nodes if node not in feed.lacking])
+            self._changed.notify_all()
 
     def set_partitions(self, feed: Feed, partitions: int) -> None:
         """Record how many partitions the data of a feed have."""
@@ -188,6 +255,7 @@ class FeedController:
     def end_again(self, feed: Feed, node: str) -> None:
         """Tell a replacement node that its share is complete."""
         with self._changed:
+            feed.lacking.discard(node)
             self._end(feed, [node])
 
     def cut(self, feed: Feed, made: int) -> None:
@@ -258,7 +326,7 @@ class FeedController:
         """
         with self._changed:
             feed = self._feeds.get(message.feed)
-            if feed is None or feed.ledger.closed or not self.held.take(message, self.nodes, feed.ledger):
+            if feed is None or feed.ledger.closed or not self.held.take(message, self.nodes, feed.ledger, feed.held):
                 return False
             if writer := self.held.writer_of(message.state):
                 rows = replace(self.held.rows_of(message.state), parallelism=self.parallelism)
@@ -396,7 +464,8 @@ class FeedController:
         if not self._membership.cut_links.reaches_all(question.host, [places[name].host for name in self.nodes]):
             return messages.Places(nodes=len(self.nodes), elsewhere=True, sent=feed.ledger.sent(question.partition))
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
-        skip, known = feed.ledger.skip.get(question.partition, ()), feed.ledger.known.get(question.partition, ())
+        skip = feed.ledger.skip.get(question.partition, ())
+        known = (feed.held.known or feed.ledger.known).get(question.partition, ())
         return messages.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:

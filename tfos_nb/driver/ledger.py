@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tfos_nb.runtime.feed.messages import SAME_VERSION, Claimed, ClaimRows, HeldRows, KnownRows, Reached
+from tfos_nb.runtime.feed.messages import SAME_VERSION, Claimed, ClaimRows, HeldRows, KnownRows, PassPosition, Reached
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.rows.balancing import Dealt, level, piece_rows
 from tfos_nb.runtime.rows.spans import Spans, merged, row_behind, rows_within, without
@@ -251,16 +251,19 @@ class HeldPositions:
         self._given: dict[str, HeldRows] = {}  # of states of an earlier cluster
         self._stored: dict[str, None] = {}  # their names, in order
 
-    def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
+    def take(
+        self, said: PositionHeld, nodes: Collection[str], book: FeedLedger, before: HeldRows | None = None
+    ) -> bool:
         """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger.
 
-        Return whether training can continue from the state, as all of them have reported now.
+        ``before`` are the rows of the state with which this generation goes on with the feed. Return whether training
+        can continue from the new state, as all nodes have reported now.
         """
         told = self._parts.setdefault((said.state, said.feed), {})
         told[said.node] = said
         if is_known := told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
-            self._whole[said.state] = _State(told, book)
+            self._whole[said.state] = _State(told, book, before or HeldRows())
         if said.stored:
             self._stored[said.state] = None
         _leave_newest(self._stored)
@@ -297,6 +300,17 @@ class HeldPositions:
         """
         return self._given[state] if state in self._given else self._whole[state].rows
 
+    def positions_in(self, feed: int, state: str) -> dict[str, PassPosition] | None:
+        """Return how each node begins the pass once more in which a state was saved; None if that is not known.
+
+        The pass must be one over this feed. A state of whole epochs has no name, and includes no row of a pass.
+        """
+        if not state:
+            return {}
+        told = self._whole[state].told if state in self._whole else {}
+        found = {node: one.at for node, one in told.items() if one.feed == feed and one.at is not None}
+        return found if found and found.keys() == told.keys() else None
+
     def knows(self, state: str) -> bool:
         """Return whether it is known which rows a state includes; one of whole epochs has no name."""
         return not state or state in self._given or state in self._whole
@@ -313,11 +327,14 @@ class _State:
 
     told: Mapping[str, PositionHeld]
     book: FeedLedger
+    before: HeldRows  # in the state from which the nodes continue that report only the rows besides those
 
     @functools.cached_property
     def rows(self) -> HeldRows:
         left = _by_partition(one.left for one in self.told.values())
         spans = self.book.rows_before({node: one.reached for node, one in self.told.items()})
+        if any(one.adds for one in self.told.values()):
+            spans = _by_partition((spans, self.before.spans))
         known = self.book.known_rows({node: one.known for node, one in self.told.items()})
         return HeldRows({one: without(rows, left.get(one, ())) for one, rows in spans.items()}, known)
 

@@ -63,7 +63,7 @@ class Told:
     def follow(self, before: int, number: int) -> None:
         self.before, self.number = before, number
 
-    def continue_from(self, made: int, held: Any = None) -> None:
+    def continue_from(self, made: int, held: Any = None, state: str = "") -> None:
         self.made = made
 
     def refill(self, node: str, through: int, since: int) -> None:

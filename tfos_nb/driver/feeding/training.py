@@ -148,6 +148,8 @@ class Training:
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
+        if feed.lacking:
+            self.feed_again(data, feed, *feed.lacking)
         if feed.replays is None:
             with self._delivered(data, feed, f"feed epoch {feed.epoch}") as job:
                 if feed.error is None and not job.done.is_set():  # every node has all the rows it wants
@@ -160,21 +162,24 @@ class Training:
             self._await(feed, lambda: self.controller.feeds.has_made(feed, made))
             if feed.error is not None:  # the nodes have restored different states
                 self._fail(feed.error, feed)
-        return made
+        return made - feed.resumed
 
-    def feed_again(self, data: Any, feed: Feed, node: str) -> None:
-        """Send the rows of a feed through Spark once more, for a replacement node.
+    def feed_again(self, data: Any, feed: Feed, *nodes: str) -> None:
+        """Send the rows of a feed through Spark once more, for replacement nodes.
 
         The ledger still knows the node of each row, and the other nodes know which rows they have.
         """
-        if node not in feed.ledger.claimed:  # it came late and has no share
+        late = [node for node in nodes if node not in feed.ledger.claimed]  # they came late and have no share
+        for node in late:
             self.controller.feeds.end_again(feed, node)
+        if len(late) == len(nodes):
             return
-        with self._job(data, feed, f"feed {node} again") as job:
+        with self._job(data, feed, f"feed {', '.join(sorted(nodes))} again") as job:
             self._await(feed, job.done.is_set, job)
             if job.done.is_set():
                 self._check(feed, job)
-                self.controller.feeds.end_again(feed, node)
+                for node in nodes:
+                    self.controller.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
         """Send a stream's micro-batch; return whether every node has finished it and asked for the next one.
@@ -365,10 +370,14 @@ class Call:
     held: messages.HeldRows = field(default_factory=messages.HeldRows)
     feeds: list[Feed] = field(default_factory=list)
     _under_way: Feed | None = None
+    _kept: Feed | None = None  # the newest one that was delivered whose rows the nodes have kept on disk
+    _state: str = ""  # from which this generation continues
 
     def begin_anew(self) -> None:
-        """Forget the feeds of the generation before."""
+        """Forget the feeds of the generation before, except one whose rows the nodes may have kept."""
+        self._kept = next((feed for feed in reversed(self.feeds) if feed.spill and feed.replays), self._kept)
         self.place = self._under_way = None
+        self._state = ""
         self.held = messages.HeldRows()
         self.feeds.clear()
 
@@ -396,10 +405,21 @@ class Call:
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
             if self._under_way is None:
-                self._under_way = self.training.begin_feed(self, place)
+                self._under_way = self._resumed(place) or self.training.begin_feed(self, place)
                 self.feeds.append(self._under_way)
             self.made += self.training.feed_once(self.data, self._under_way)
             self._under_way, self.held = None, messages.HeldRows()
+
+    def _resumed(self, place: FeedOf) -> Feed | None:
+        """Go on with the feed whose rows the nodes have kept, if the next pass is one of its; return that feed."""
+        feeds, (feed, self._kept) = self.training.controller.feeds, (self._kept, None)
+        if feed is None:
+            return None
+        passes, positions = self.before + self.made - feed.before, feeds.held.positions_in(feed.number, self._state)
+        if positions is None or not feeds.can_resume(feed, passes):
+            return None
+        feeds.resume(feed, passes, place, held=self.held, positions=positions)
+        return feed
 
     def go_on(self, rendezvous: int) -> None:
         """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
@@ -409,9 +429,9 @@ class Call:
         """Record how many passes the earlier calls have, and its number among all calls, from 1."""
         self.before, self.number = before, number
 
-    def continue_from(self, made: int, held: messages.HeldRows | None = None) -> None:
+    def continue_from(self, made: int, held: messages.HeldRows | None = None, state: str = "") -> None:
         """Continue after ``made`` passes, and the rows of the next pass that a saved state includes."""
-        self.made = made
+        self.made, self._state = made, state
         if held is not None:
             self.held = held
             self.training.keep_partitions(self.data, held.parallelism)

@@ -244,7 +244,8 @@ class TrainingCalls:
                 continue
             if left < call.epochs:
                 self._index = index
-                call.continue_from(left, self.controller.feeds.held.rows_of(wanted.state) if wanted.state else None)
+                held = self.controller.feeds.held.rows_of(wanted.state) if wanted.state else None
+                call.continue_from(left, held, wanted.state)
                 for later in self._calls[index + 1 :]:
                     later.continue_from(0)
                 return

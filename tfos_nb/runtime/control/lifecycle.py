@@ -157,7 +157,8 @@ class FeedPlace:
     """Addresses where a node takes rows: a unix socket for its own host, TLS over TCP for others.
 
     ``boot`` identifies its host among hosts that share its directories
-    (:func:`tfos_nb.runtime.control.processes.boot`).
+    (:func:`tfos_nb.runtime.control.processes.boot`). ``kept`` is the feed whose rows an earlier process of the node has
+    left on its host's disk; 0 if there is none.
     """
 
     socket: str
@@ -165,6 +166,7 @@ class FeedPlace:
     port: int
     certificate: bytes = field(repr=False)
     boot: str = ""
+    kept: int = 0
 
 
 @message

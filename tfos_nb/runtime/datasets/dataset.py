@@ -221,26 +221,28 @@ class CutBlocks:
                 return
             one = rows if isinstance(rows, Pass) else Pass(rows, _unknown)
             self.cut.begin_pass(one.record)
-            cutter, waiting = cutter_of(self.cut, one.shares()), _Waiting(one.record)
+            cutter, waiting = cutter_of(self.cut, one.shares_before()), _Waiting(one.record)
+            yield from self._cut(waiting, cutter.more(one.gone), cutter)
             for block in self._shuffled(one):
                 waiting.add(block)
                 yield from self._cut(waiting, cutter.more(block.num_rows), cutter)
             yield from self._cut(waiting, cutter.end(one.shares()), cutter)
+            one.record.end()
         except FeedFailed as error:
             self.blocks.failed(error)
             raise
 
     def _cut(self, waiting: _Waiting, sizes: list[int], cutter: Cutter | Batches) -> Iterator[dict[str, Any]]:
-        waiting.record.cut(sizes, cutter.steps)
-        for part, of_part in waiting.take(sizes):
+        done, rows = waiting.record.cut(sizes, cutter.steps)  # they are in the restored state
+        waiting.drop(rows)
+        for part, of_part in waiting.take(sizes[done:]):
             yield {**self.blocks.element(part), _SIZES: np.array(of_part, np.int64)}
 
     def _shuffled(self, rows: Pass) -> Iterator[pa.RecordBatch]:
         if not self.shuffle:
             yield from rows
             return
-        # NumPy's global generator, so that keras.utils.set_random_seed makes the order reproducible.
-        seed = self.seed if self.seed is not None else np.random.randint(1 << 31)
+        seed = rows.seed(self._draw)
         # After a loss the passes are counted on, so that each of them has another order.
         chance = np.random.default_rng((seed, rows.number or self.cut.passes))
         record = rows.record
@@ -261,6 +263,10 @@ class CutBlocks:
             order = chance.permutation(count)
             record.given_out(order, count)
             yield _in_order(window, order)
+
+    def _draw(self) -> int:
+        # NumPy's global generator, so that keras.utils.set_random_seed makes the order reproducible.
+        return self.seed if self.seed is not None else int(np.random.randint(1 << 31))
 
 
 def _unknown() -> None:
@@ -300,6 +306,11 @@ class _Waiting:
             else:
                 size = sizes.pop()
                 yield self._across(size), [size]
+
+    def drop(self, rows: int) -> None:
+        """Leave out the next rows."""
+        while rows:
+            rows -= self._head(min(rows, self._blocks[0].num_rows)).num_rows
 
     def _head(self, rows: int) -> pa.RecordBatch:
         block = self._blocks.popleft()

@@ -25,12 +25,13 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.wire import encode, expect, message
 from tfos_nb.runtime.feed.messages import SAME_VERSION, FeedEnds, Reached
 from tfos_nb.runtime.feed.pass_schedule import FeedState
 from tfos_nb.runtime.feed.passes import Shares
 from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
-from tfos_nb.runtime.rows.spans import Spans, merged, rows_within
+from tfos_nb.runtime.rows.spans import Spans, merged, rows_within, without
 
 __all__ = ["FeedRows", "Superseded"]
 
@@ -38,6 +39,16 @@ logger = logging.getLogger(__name__)
 
 _EXTRA, _MOST_EXTRA = 64 << 20, 1 << 30  # bytes by which the queue may grow, each time and in total
 _SILENT = 300.0  # seconds without a row of the current attempt after which an earlier one may continue
+
+
+@message
+@dataclass(frozen=True)
+class _Note:
+    """Note about a batch on the disk: which rows of a partition it has, and the fingerprint up to its last row."""
+
+    partition: int
+    spans: Spans
+    known: tuple[int, int]
 
 
 class _Span(NamedTuple):
@@ -76,6 +87,48 @@ class _Walk:
             self.reached[span.partition], self.known[span.partition] = span.end, span.reached
             self.spans, self.rows = self.spans + 1, self.rows + span.rows
         return []
+
+
+class _Order:
+    """The rows of a feed in the order in which a pass hands them out."""
+
+    def __init__(self) -> None:
+        self._spans: list[_Span] = []
+        self._ends = array("q")  # for each of them, the rows up to its end
+        self._walk = _Walk()
+
+    def add(self, spans: Iterable[_Span]) -> None:
+        """Append rows."""
+        for span in spans:
+            self._spans.append(span)
+            self._ends.append((self._ends[-1] if self._ends else 0) + span.rows)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._ends[-1] if self._ends else 0
+
+    def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]] | None:
+        """Return the position that the first ``rows`` rows reach in each partition; None if there are not so many."""
+        if self._walk.rows > rows:
+            self._walk = _Walk()
+        more = self._walk.go(self._spans, rows)
+        if more is None:
+            return None
+        reached, known = dict(self._walk.reached), dict(self._walk.known)
+        for span in more:
+            reached[span.partition], known[span.partition] = span.end, span.reached
+        return reached, known
+
+    def at(self, positions: Iterable[int]) -> dict[int, Spans]:
+        """Return the rows at these positions, by partition."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for position in positions:
+            place = bisect.bisect_right(self._ends, position)
+            span = self._spans[place]
+            row = span.end - (self._ends[place] - position)
+            found.setdefault(span.partition, []).append((row, row + 1))
+        return {partition: merged(rows) for partition, rows in found.items()}
 
 
 @dataclass
@@ -118,7 +171,8 @@ class FeedRows:
     limit : int
         Bytes that may wait in memory.
     spill : Spill or None
-        Where the rows are kept for replays.
+        Where the rows are kept for replays. If the feed was delivered to an earlier process of the node, they are
+        there already.
     """
 
     def __init__(self, state: FeedState, changed: threading.Condition, limit: int, spill: Spill | None) -> None:
@@ -134,9 +188,22 @@ class FeedRows:
         self._extra = 0
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
-        self._order: list[_Span] = []  # in the order in which the rows are handed out
-        self._ends = array("q")  # for each of them, the rows up to its end
-        self._walk = _Walk()
+        self._order = _Order()
+        self._again = again = state.begins.again
+        self._held = again.held if again is not None else {}
+        self._rest = _Order() if self._held else self._order  # of the first pass
+        self._is_here = again is not None and again.kept
+        if self._is_here and spill is not None:
+            self._take_up(spill)
+
+    def _take_up(self, spill: Spill) -> None:
+        """Learn from the notes of the process before which rows these are."""
+        for note in spill.notes():
+            noted = expect(_Note, note)
+            reached = Reached(noted.spans[-1][1], *noted.known)
+            self._order.add([_Span(noted.partition, end, end - start, reached) for start, end in noted.spans])
+            self._lanes[noted.partition] = _Lane(reached)
+            self.rows_in += sum(end - start for start, end in noted.spans)
 
     @property
     def ended(self) -> FeedEnds | None:
@@ -218,24 +285,34 @@ class FeedRows:
                 )
             lane.begun = True
             reached = Reached(spans[-1][1], *known)
-            self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch)
+            note = _Note(partition, spans, known)
+            self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch, note)
             lane.reached, lane.moved = reached, time.monotonic()
 
-    def _put(self, spans: list[_Span], batch: pa.RecordBatch) -> None:
+    def _put(self, spans: list[_Span], batch: pa.RecordBatch, note: _Note) -> None:
         size = batch.nbytes
         with self._turn:
             self._await_room(size)
             if self.spill is not None:
-                self.spill.write(batch)
+                self.spill.write(batch, encode(note))
             with self._changed:
-                for span in spans:
-                    self._order.append(span)
-                    self._ends.append((self._ends[-1] if self._ends else 0) + span.rows)
+                self._order.add(spans)
                 self.rows_in += batch.num_rows
-                if not self._discarding:
-                    self._queue.append(batch)
-                    self.queued_bytes += size
+                for part in self._parts_of_rest(spans, batch) if self._held else [batch]:
+                    if not self._discarding:
+                        self._queue.append(part)
+                        self.queued_bytes += part.nbytes
                 self._changed.notify_all()
+
+    def _parts_of_rest(self, spans: Iterable[_Span], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield a batch's rows without those that the restored state includes, which only later passes read."""
+        first = 0  # row of the batch
+        for span in spans:
+            start = span.end - span.rows
+            for begin, end in without(((start, span.end),), self._held.get(span.partition, ())):
+                self._rest.add([span._replace(end=end, rows=end - begin)])
+                yield batch.slice(first + begin - start, end - begin)
+            first += span.rows
 
     def _await_room(self, size: int) -> None:
         with self._changed:
@@ -273,15 +350,19 @@ class FeedRows:
         """Forget the order of the rows, and drop any that still come: the program is past this feed."""
         self.discard()
         with self._changed:
-            self._order.clear()
-            self._ends = array("q")
-            self._walk = _Walk()
+            self._order, self._rest = _Order(), _Order()
             self._lanes.clear()
 
-    def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]]:
+    @property
+    def lacks_held(self) -> bool:
+        """Whether the first pass is the rest of one: without the rows that the restored state includes."""
+        return bool(self._held)
+
+    def reached(self, rows: int, *, rest: bool = False) -> tuple[dict[int, int], dict[int, Reached]]:
         """Return the position that the first ``rows`` rows of a pass reach in each partition: the row after the last.
 
-        The second dictionary has the fingerprint at the end of the batch that the last of them came in.
+        The second dictionary has the fingerprint at the end of the batch that the last of them came in. ``rest``: the
+        pass is one of the rows that :attr:`lacks_held` tells of.
 
         Raises
         ------
@@ -289,33 +370,28 @@ class FeedRows:
             If fewer rows have come.
         """
         with self._changed:
-            if self._walk.rows > rows:
-                self._walk = _Walk()
-            more = self._walk.go(self._order, rows)
-            reached, known = dict(self._walk.reached), dict(self._walk.known)
-        if more is None:
-            raise ValueError(f"rows must be at most the {self.rows_in} that have come in this pass, got {rows}")
-        for span in more:
-            reached[span.partition], known[span.partition] = span.end, span.reached
-        return reached, known
+            order = self._rest if rest else self._order
+            found = order.reached(rows)
+            if found is None:
+                raise ValueError(f"rows must be at most the {order.rows} that have come in this pass, got {rows}")
+            return found
 
-    def rows_at(self, positions: Iterable[int]) -> dict[int, Spans]:
+    def rows_at(self, positions: Iterable[int], *, rest: bool = False) -> dict[int, Spans]:
         """Return by partition the rows at these positions of a pass, which must have come."""
-        found: dict[int, list[tuple[int, int]]] = {}
         with self._changed:
-            for position in positions:
-                place = bisect.bisect_right(self._ends, position)
-                span = self._order[place]
-                row = span.end - (self._ends[place] - position)
-                found.setdefault(span.partition, []).append((row, row + 1))
-        return {partition: merged(rows) for partition, rows in found.items()}
+            return (self._rest if rest else self._order).at(positions)
 
     def first_pass(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as they come, until the driver says that the share is complete."""
+        if self._is_here:
+            yield from self.replay()
+            return
         rows = 0
         while (batch := self._take()) is not None:
             rows += batch.num_rows
             yield batch
+        if self._again is not None and self._held:
+            rows += self._again.position.rows
         if self.ended is not None and not self._discarding and rows != self.ended.rows:
             raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent: train again")
 
@@ -336,7 +412,7 @@ class FeedRows:
 
     def shares(self) -> Shares | None:
         """Return the row counts of all nodes in a pass; None until the driver has sent them."""
-        ended = self.ended
+        ended = self.ended or self._again
         if ended is None:
             return None
         return Shares(ended.rows, max(ended.total, ended.rows), max(ended.most, ended.rows))

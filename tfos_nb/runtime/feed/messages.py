@@ -19,6 +19,7 @@ __all__ = [
     "SAME_VERSION",
     "ClaimRows",
     "Claimed",
+    "FeedAgain",
     "FeedBegins",
     "FeedEnds",
     "FeedFrom",
@@ -31,6 +32,7 @@ __all__ = [
     "PartitionDone",
     "PartitionFailed",
     "PassDone",
+    "PassPosition",
     "Places",
     "Reached",
     "RowsMoved",
@@ -48,13 +50,46 @@ BATCHES_KNOWN = 16  # micro-batches that are remembered, here and by the ledgers
 
 @message
 @dataclass(frozen=True)
+class PassPosition:
+    """How a node has cut a pass, and how many of its batches and rows a state includes that was saved in it.
+
+    With them, the next generation can cut the same batches, and go on with the one after these. ``streamed``: the pass
+    began before the number of its rows was known. ``seed`` is that of its order, if its rows are shuffled.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    streamed: bool = False
+    seed: int | None = None
+
+
+@message
+@dataclass(frozen=True)
+class FeedAgain:
+    """To a node of a later generation: a feed goes on that was delivered to its predecessor.
+
+    ``position`` is that of the restored state in the first pass that is left. ``rows``, ``total`` and ``most`` are as
+    in :class:`FeedEnds`. ``kept``: the node has its rows on its disk, so none will come. Otherwise all will, and
+    ``held`` are those by partition that the restored state includes: they are for the later passes only.
+    """
+
+    position: PassPosition
+    rows: int
+    total: int
+    most: int
+    kept: bool
+    held: dict[int, Spans] = field(default_factory=dict)
+
+
+@message
+@dataclass(frozen=True)
 class FeedBegins:
     """To the nodes: rows of a new feed will come. ``spill`` says to keep them for ``passes - 1`` replays.
 
     ``call`` numbers the calls of ``train``. ``validates`` marks validation rows, which are kept until the node ends and
     do not count as a pass. ``validation`` is the feed with the validation rows of this one, 0 if none. ``batch`` is the
     number of a stream's micro-batch. ``consecutive`` says that these numbers have no gaps. ``queue`` is the named queue
-    that gets the rows.
+    that gets the rows. ``again`` says that the feed was delivered before.
     """
 
     feed: int
@@ -66,6 +101,7 @@ class FeedBegins:
     batch: int | None = None
     consecutive: bool = False
     queue: str = "input"
+    again: FeedAgain | None = None
 
 
 @message

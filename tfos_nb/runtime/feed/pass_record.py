@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
+
+from tfos_nb.runtime.feed.messages import PassPosition
 
 __all__ = ["PassRecord", "Positions"]
 
@@ -36,6 +38,18 @@ class PassRecord:
         How many batches were cut so far.
     replicas : int
         How many batches a step takes.
+    streamed : bool
+        Whether the pass began before the number of its rows was known, on which its batches depend.
+    seed : int or None
+        Seed of its order, if the rows are shuffled.
+
+    Parameters
+    ----------
+    skipped : int, optional
+        How many of its first batches are in the restored state. They are cut, and not given out. Steps, batches and
+        rows count from there.
+    are_gone : bool, optional
+        Whether the rows of these batches do not come.
 
     Examples
     --------
@@ -49,8 +63,12 @@ class PassRecord:
     (2, (5, array([1, 2, 3])))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: int = 0, are_gone: bool = False) -> None:
         self._lock = threading.Lock()
+        self._skipped = self._to_skip = skipped
+        self._are_gone = are_gone
+        self._skipped_rows = 0  # those of them that have come, and were cut so far
+        self._asked = 0  # batches of which rows_after() has told the rows
         self._sizes: deque[int] = deque()  # of the batches after the first `_batches`
         self._batches = self._rows = 0
         self._came = 0
@@ -60,6 +78,8 @@ class PassRecord:
         self.steps: int | None = None
         self.batches = 0
         self.replicas = 1
+        self.streamed = False
+        self.seed: int | None = None
 
     def shuffle(self) -> None:
         """Expect rows in another order than that in which they come."""
@@ -79,13 +99,20 @@ class PassRecord:
             self._order.append(window[:rows])
             self._window = window[rows:]
 
-    def cut(self, sizes: Iterable[int], steps: int | None = None) -> None:
-        """Record the sizes of the next batches, and the pass's number of steps once it is known."""
+    def cut(self, sizes: Sequence[int], steps: int | None = None) -> tuple[int, int]:
+        """Record the sizes of the next batches, and the pass's number of steps once it is known.
+
+        Return how many of these batches are in the restored state, and how many of their rows have come.
+        """
         with self._lock:
-            known = len(self._sizes)
-            self._sizes.extend(sizes)
-            self.batches += len(self._sizes) - known
-            self.steps = steps
+            skipped = min(self._to_skip, len(sizes))
+            self._to_skip -= skipped
+            rows = 0 if self._are_gone else sum(sizes[:skipped])
+            self._skipped_rows += rows
+            self._sizes.extend(sizes[skipped:])
+            self.batches += len(sizes) - skipped
+            self.steps = None if steps is None else max(0, steps - self._skipped // self.replicas)
+            return skipped, rows
 
     def rows_after(self, batches: int) -> int:
         """Return how many rows the first batches have. The number must not go back.
@@ -93,6 +120,7 @@ class PassRecord:
         If there are fewer batches, all rows: this worker has none in the last steps.
         """
         with self._lock:
+            self._asked = max(self._asked, batches)
             while self._batches < batches and self._sizes:
                 self._rows += self._sizes.popleft()
                 self._batches += 1
@@ -103,6 +131,22 @@ class PassRecord:
         """How many batches were counted by :meth:`rows_after`."""
         with self._lock:
             return self._batches
+
+    def position(self, rows: int) -> PassPosition | None:
+        """Return how to begin this pass once more behind its first ``rows`` rows.
+
+        None if they are not those of the batches that :meth:`rows_after` was asked for last.
+        """
+        with self._lock:
+            if rows != self._rows or not self._asked or self._to_skip:
+                return None
+            done = self._skipped + self._asked
+            return PassPosition(done, self._skipped_rows + rows, self.streamed, self.seed)
+
+    def end(self) -> None:
+        """Record that all batches were cut: this worker may have had none in the last steps."""
+        with self._lock:
+            self._to_skip = 0
 
     @property
     def has_more(self) -> bool:
@@ -116,9 +160,13 @@ class PassRecord:
         Raises
         ------
         ValueError
-            If the rows are shuffled, and fewer were given out, or ``rows`` is less than before.
+            If the rows are shuffled, and fewer were given out, or ``rows`` is less than before; or if not all rows of
+            the restored state are skipped yet.
         """
         with self._lock:
+            if self._to_skip:
+                raise ValueError("the rows of the restored state come first: save after the first step")
+            rows += self._skipped_rows
             if self._order is None:
                 return rows, _none()
             self._forget(rows)

@@ -233,7 +233,8 @@ class PassSchedule:
             feed.ended = ends
             self._waiting.extend(Turn(ends.feed, number + 2) for number in range(ends.replays))
             # no replays although some were wanted: another node could not keep its rows
-            commands = (Seal(ends.feed) if ends.replays else Free(ends.feed),)
+            is_read_later = ends.replays or (feed.begins.again is not None and feed.begins.again.kept)
+            commands = (Seal(ends.feed) if is_read_later else Free(ends.feed),)
         if self._repeats:
             commands = (*commands, self._all_here(ends))
         if feed.begins.batch is not None and not feed.lined_up and not self.stopped:

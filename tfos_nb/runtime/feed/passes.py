@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tfos_nb.runtime.feed.messages import PassPosition
 from tfos_nb.runtime.feed.pass_record import PassRecord
 
 __all__ = ["Cut", "Division", "Pass", "Readers", "Shares"]
@@ -51,6 +52,10 @@ class Pass(Iterator[pa.RecordBatch]):
         Where the order of the rows, and their batches, are recorded.
     number : int, optional
         Number of the pass over all generations, from 1. 0 if it is not known.
+    position : PassPosition, optional
+        Where an earlier generation has left it.
+    gone : int, optional
+        How many of the rows before that position do not come.
     """
 
     def __init__(
@@ -59,11 +64,28 @@ class Pass(Iterator[pa.RecordBatch]):
         shares: Callable[[], Shares | None],
         record: PassRecord | None = None,
         number: int = 0,
+        *,
+        position: PassPosition | None = None,
+        gone: int = 0,
     ) -> None:
         self.number = number
+        self.position = position
+        self.gone = gone
         self._batches = batches
         self.shares = shares
         self.record = record or PassRecord()
+
+    def shares_before(self) -> Shares | None:
+        """Return the workers' shares as they were known when the pass began first: its batches depend on it."""
+        shares = None if self.position is not None and self.position.streamed else self.shares()
+        self.record.streamed = shares is None
+        return shares
+
+    def seed(self, draw: Callable[[], int]) -> int:
+        """Return the seed of the order: that with which the pass began first, else one that is drawn now."""
+        known = self.position.seed if self.position is not None else None
+        self.record.seed = chosen = known if known is not None else draw()
+        return chosen
 
     def __next__(self) -> pa.RecordBatch:
         return next(self._batches)

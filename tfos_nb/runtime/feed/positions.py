@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.messages import HeldRows, Reached
+from tfos_nb.runtime.feed.messages import HeldRows, PassPosition, Reached
 
 __all__ = ["PositionHeld", "RowsOfState"]
 
@@ -31,7 +31,9 @@ class PositionHeld:
 
     Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
     in one batch with the last of them. ``waits``: the state itself is saved, and this node runs no further step.
-    ``stored``: this node writes it to the ``model_dir``, so training may continue from it much later.
+    ``stored``: this node writes it to the ``model_dir``, so training may continue from it much later. ``at`` says how
+    to begin the pass once more behind these rows, if they are whole batches. ``adds``: they are only the rows that are
+    not in the state from which this generation has continued.
     """
 
     node: str
@@ -42,6 +44,8 @@ class PositionHeld:
     left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     waits: bool = False
     stored: bool = False
+    at: PassPosition | None = None
+    adds: bool = False
 
 
 @message

@@ -24,6 +24,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed import pass_schedule as schedule
 from tfos_nb.runtime.feed.feed_rows import FeedRows
+from tfos_nb.runtime.feed.kept_rows import KeptRows
 from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, HeldRows, MakeRoom
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
@@ -51,6 +52,8 @@ class RowQueue:
         The most bytes of each feed that wait in memory, and that are kept on disk.
     tell : callable
         Called with messages for the driver, such as a :class:`PassDone` after each pass.
+    kept : KeptRows, optional
+        Where rows are kept on disk for a later process of the node, too.
 
     Attributes
     ----------
@@ -63,9 +66,17 @@ class RowQueue:
     """
 
     def __init__(
-        self, node: str, directory: str, buffer_bytes: int, spill_bytes: int, tell: Callable[[Told], object]
+        self,
+        node: str,
+        directory: str,
+        buffer_bytes: int,
+        spill_bytes: int,
+        tell: Callable[[Told], object],
+        *,
+        kept: KeptRows | None = None,
     ) -> None:
         self._node = node
+        self._kept = kept
         self._directory = directory
         self._spill_bytes = spill_bytes
         self.buffer_bytes = buffer_bytes
@@ -86,13 +97,22 @@ class RowQueue:
 
     def begin(self, begins: FeedBegins) -> None:
         """Prepare for a feed that the driver announced."""
-        spill = self.new_spill() if begins.spill else None
         with self._changed:
+            spill = self._spill_for(begins)
             commands = self._schedule.begin(begins)
             state = self._schedule.feeds[begins.feed]
             self._rows[begins.feed] = FeedRows(state, self._changed, self.buffer_bytes, spill)
             self._do(commands)
         self._tell_due()
+
+    def _spill_for(self, begins: FeedBegins) -> Spill | None:
+        """Return where a feed's rows are kept on disk, or are already; None if they are not."""
+        if self._kept is not None and not begins.validates:
+            if begins.again is not None and begins.again.kept:
+                return self._kept.again(begins.feed)
+            if begins.spill and (spill := self._kept.new(begins.feed, self._spill_bytes)) is not None:
+                return spill
+        return self.new_spill() if begins.spill else None
 
     def describe(self, schema: FeedSchema) -> None:
         """Record the schema of the rows."""
@@ -178,10 +198,12 @@ class RowQueue:
                 if self.rows_out:
                     logger.warning("train() fed fewer passes than main asks for, so this pass is empty; raise epochs")
                 return None
-            rows = self._rows[turn.feed]
-            self._record = PassRecord()
+            rows, again = self._rows[turn.feed], self._schedule.feeds[turn.feed].begins.again
+            position = again.position if again is not None and turn.number == 1 else None
+            gone = position.rows if position is not None and rows.lacks_held else 0
+            self._record = PassRecord(position.batches if position is not None else 0, rows.lacks_held)
             number = self._schedule.passes_before_current + 1
-        return Pass(self._run(turn, rows), rows.shares, self._record, number)
+        return Pass(self._run(turn, rows), rows.shares, self._record, number, position=position, gone=gone)
 
     def _wake(self) -> None:
         with self._changed:
@@ -338,10 +360,13 @@ class RowQueue:
                 turn = self._schedule.turn_after(epoch)
                 feed, record = self._rows[turn.feed], self._record
             end, others = record.first(rows)
-            reached, known = feed.reached(end)
+            adds = turn.number == 1 and feed.lacks_held
+            reached, known = feed.reached(end, rest=adds)
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
-        return PositionHeld(self._node, turn.feed, state, reached, known, feed.rows_at(others.tolist()))
+        left = feed.rows_at(others.tolist(), rest=adds)
+        at = None if adds else record.position(rows)  # on the disk, the rows are in another order
+        return PositionHeld(self._node, turn.feed, state, reached, known, left, at=at, adds=adds)
 
     # --- how far the program has come ---
 
@@ -480,14 +505,23 @@ class RowQueue:
                 case schedule.Discard(feed):
                     self._rows[feed].discard()
                 case schedule.Seal(feed):
-                    self._rows[feed].seal()
+                    self._seal(feed)
                 case schedule.Free(feed):
                     self._rows[feed].free()
+                    if self._kept is not None:
+                        self._kept.freed(feed)
                 case schedule.ForgetOrder(feed):
                     self._rows[feed].forget_order()
                 case schedule.Forget(feed):
                     self._forgotten_rows += self._rows.pop(feed).rows_in
         self._changed.notify_all()
+
+    def _seal(self, feed: int) -> None:
+        rows = self._rows[feed]
+        rows.seal()
+        is_whole = rows.ended is not None and rows.ended.rows == rows.rows_in and rows.spill and rows.spill.whole
+        if self._kept is not None and is_whole:
+            self._kept.sealed(feed)
 
     def _tell_due(self) -> None:
         """Send the queued messages to the driver, in their order.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import FeedRows
+from tfos_nb.runtime.feed.kept_rows import KeptRows
 from tfos_nb.runtime.feed.messages import FeedBegins, FeedEnds, FeedSchema, MakeRoom, check_queue
 from tfos_nb.runtime.feed.pass_schedule import Told
 from tfos_nb.runtime.feed.row_queue import ANNOUNCED_WITHIN, RowQueue
@@ -30,6 +31,8 @@ class RowQueues:
         As :class:`RowQueue` takes them; the limits are those of each queue.
     names : sequence of str
         The queues. ``"input"`` always exists.
+    kept : KeptRows, optional
+        Where the rows of ``"input"`` are kept for a later process of the node.
     """
 
     def __init__(
@@ -41,12 +44,13 @@ class RowQueues:
         tell: Callable[[Told], object],
         *,
         names: Sequence[str] = (DEFAULT_QUEUE,),
+        kept: KeptRows | None = None,
     ) -> None:
         self.names = tuple(names)
         self.buffer_bytes = buffer_bytes
-        self._queues = {
-            name: RowQueue(node, directory, buffer_bytes, spill_bytes, tell) for name in {DEFAULT_QUEUE, *names}
-        }
+        limits = buffer_bytes, spill_bytes
+        others = {name: RowQueue(node, directory, *limits, tell) for name in {*names} - {DEFAULT_QUEUE}}
+        self._queues = {DEFAULT_QUEUE: RowQueue(node, directory, *limits, tell, kept=kept), **others}
         self._told = threading.Condition()
         self._terminated: set[RowQueue] = set()
         self._by_feed: dict[int, RowQueue] = {}

@@ -16,6 +16,8 @@ __all__ = ["Spill"]
 
 logger = logging.getLogger(__name__)
 
+_NOTE = b"tfos_nb"
+
 
 class Spill:
     """An Arrow stream on local disk, written once and read by memory map as often as wanted.
@@ -26,10 +28,13 @@ class Spill:
         Where to write.
     limit : int
         The most bytes to write. Beyond this, the spill stops and :attr:`whole` is False.
+    file : str, optional
+        An empty file to write into, in place of a new one.
     """
 
-    def __init__(self, directory: str, limit: int) -> None:
+    def __init__(self, directory: str, limit: int, file: str = "") -> None:
         self._directory = directory
+        self._file = file
         self._fd, self._path = -1, ""  # no file until the first write
         self._limit = limit
         self._lock = threading.Lock()
@@ -39,27 +44,42 @@ class Spill:
         self.bytes = 0
         self.whole = True
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch; a full disk ends the spill, not the training."""
+    @classmethod
+    def of_file(cls, file: str) -> Spill:
+        """Return the spill that an earlier process has written into a file and sealed."""
+        spill = cls("", 0, file)
+        spill._open()
+        spill.bytes, spill._sealed = os.fstat(spill._fd).st_size, True
+        return spill
+
+    def write(self, batch: pa.RecordBatch, note: bytes = b"") -> None:
+        """Append a batch, with a note about it; a full disk ends the spill, not the training."""
         with self._lock:
             if not self.whole or self._sealed:
                 return
             try:
-                self._append(batch)
+                self._append(batch, note)
             except OSError as error:
                 self._give_up(f"writing to disk failed: {error}")
 
-    def _append(self, batch: pa.RecordBatch) -> None:
+    def _append(self, batch: pa.RecordBatch, note: bytes) -> None:
         if self._writer is None:
             self._create()
             self._sink = pa.OSFile(self._path, mode="wb")
             self._writer = pa.ipc.new_stream(self._sink, batch.schema)
-        self._writer.write_batch(batch)
+        self._writer.write_batch(batch, {_NOTE: note})
         self.bytes += batch.nbytes
         if self.bytes > self._limit:
             self._give_up(f"more than spill_bytes={self._limit}")
 
+    def _open(self) -> None:
+        self._fd = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+        self._path = f"/proc/self/fd/{self._fd}"
+
     def _create(self) -> None:
+        if self._file:
+            self._open()
+            return
         self._fd, path = tempfile.mkstemp(prefix="tfos_nb-spill-", dir=self._directory)
         self._path = f"/proc/self/fd/{self._fd}"
         if os.path.exists(self._path):
@@ -96,15 +116,26 @@ class Spill:
         The memory is writable, but writes do not change the file. TensorFlow reuses a tensor's memory for the result of
         the last operation that needs it, so it writes into memory that it was given to read.
         """
+        stream = self._stream()
+        return iter(stream if stream is not None else ())
+
+    def notes(self) -> Iterator[bytes]:
+        """Read the notes about the batches, in order."""
+        stream = self._stream()
+        with contextlib.suppress(StopIteration):
+            while stream is not None:
+                yield stream.read_next_batch_with_custom_metadata().custom_metadata[_NOTE]
+
+    def _stream(self) -> pa.RecordBatchReader | None:
         with self._lock:
             if not self.bytes or self._closed:
-                return iter(())
+                return None
             with open(self._path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return iter(pa.ipc.open_stream(pa.py_buffer(mapped)))  # each buffer keeps the mapping alive
+        return pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping alive
 
     def close(self) -> None:
-        """Release the disk space."""
+        """Release the disk space, unless it is of a file that was given."""
         self.seal()
         with self._lock:
             if self._closed:  # the descriptor's number may belong to another file now

@@ -48,6 +48,7 @@ from tfos_nb.runtime.control.processes import address_towards, private_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import messages
+from tfos_nb.runtime.feed.kept_rows import KeptFiles
 from tfos_nb.runtime.feed.positions import PositionHeld, RowsOfState
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node.links import AskLinks, see_links
@@ -56,6 +57,7 @@ from tfos_nb.runtime.node.stacks import AskStacks
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
 from tfos_nb.runtime.recovery.memory_state import StateMemory
+from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 
 _HEARTBEAT_EVERY = 1.0
@@ -105,7 +107,10 @@ class Supervisor:
         self._state = StateMemory(self._temporary) if self._lasting else None
         kept = self._state.places if self._state is not None else []
         finished = os.path.join(self._temporary, "fits")
-        self._job = replace(job, settings={**job.settings, "kept": kept, "finished": finished})
+        self._rows = KeptFiles(spill_directory()) if self._lasting else None
+        kept_rows = self._rows.places if self._rows is not None else []
+        more = {"kept": kept, "finished": finished, "kept_rows": kept_rows}
+        self._job = replace(job, settings={**job.settings, **more})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port(self._host)
@@ -141,6 +146,8 @@ class Supervisor:
                 self._board.stop()
             if self._state is not None:
                 self._state.close()
+            if self._rows is not None:
+                self._rows.close()
             self._claims.close()
             for directory in (self._directory, self._temporary):
                 remove_directory(directory)

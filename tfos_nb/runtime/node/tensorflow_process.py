@@ -55,6 +55,7 @@ from tfos_nb.runtime.control.plan import InputMode, Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import messages
+from tfos_nb.runtime.feed.kept_rows import KeptRows
 from tfos_nb.runtime.feed.positions import RowsOfState
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
@@ -137,7 +138,9 @@ class TensorFlowProcess:
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
-        self._queues = RowQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
+        kept_rows = cast("list[str]", settings.get("kept_rows", ()))
+        self._kept_rows = KeptRows(kept_rows) if kept_rows else None
+        self._queues = RowQueues(job.node, spill_directory(), *limits, channel.send, names=queues, kept=self._kept_rows)
         self._requests = RequestExchange(job.node, queues, settings["buffer_bytes"])
         self._peers = Peers()
         self._directory = directory
@@ -207,7 +210,7 @@ class TensorFlowProcess:
             return None
         self._feed = FeedServer(self._queues, directory=self._directory, host=self._host, token=self._job.token)
         self._feed.answer_with(self._requests.exchange)
-        return self._feed.place
+        return replace(self._feed.place, kept=self._kept_rows.feed if self._kept_rows is not None else 0)
 
     def _run_main(self) -> MainReturned:
         spec = self._signals.cluster_spec

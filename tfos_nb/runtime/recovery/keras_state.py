@@ -566,8 +566,8 @@ class _KeptFit:
         self._ended = bool(getattr(contents.model, "stop_training", False)) and not stopped
         finished = self._ended or epoch + 1 >= self._epochs
         if self._steps is not None and not finished:  # it may end within a pass
-            if stopped and self._amid is not None:
-                self._amid.save_epoch()
+            if self._amid is not None:
+                self._amid.epoch_has_ended(is_last=stopped)
             return
         refused = keeping.queue.refused_with_current if self._ended else keeping.queue.refused
         arrays = contents.own(contents.variables())
@@ -658,6 +658,7 @@ class _MidEpochSaver:
         self._since = 0  # that one's step
         self._epoch = self._first = 0
         self._of_epoch = self._done_before = 0  # steps of this epoch, and of those before it, in this generation
+        self._is_epoch_due = False  # its last step was to be saved
         self._lowest: int | None = None  # the number of the first step that this epoch has had here
 
     def begin(self, epoch: int, first: int) -> None:
@@ -671,22 +672,30 @@ class _MidEpochSaver:
         self._lowest = batch if self._lowest is None else self._lowest
 
     def step_has_ended(self, batch: int, *, is_last: bool) -> None:
-        """Save, if it is due, or the last one; ``batch`` is the number of the epoch's last step, counted from 0."""
+        """Save, if it is due, or the last one; ``batch`` is the number of the epoch's last step, counted from 0.
+
+        The last step of an epoch is saved with it, after the callbacks of its end.
+        """
         self._busy += time.perf_counter() - self._began
         self._steps += 1
         self._of_epoch = batch + 1 - (self._lowest or 0)  # several for each call with steps_per_execution
         ends = self._steps_of_epoch is not None and self._first + self._of_epoch >= self._steps_of_epoch
         if is_last and not ends:
             self._save(is_last=True)
-        if ends or getattr(self._contents.model, "stop_training", False):
+        if getattr(self._contents.model, "stop_training", False):
             return
         due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
         if due or (look and self._is_wanted()):
-            self._save()
+            if ends:
+                self._is_epoch_due = True
+            else:
+                self._save()
 
-    def save_epoch(self) -> None:
-        """Save the state at the end of an epoch of a number of steps, for a later cluster."""
-        self._save(is_last=True)
+    def epoch_has_ended(self, *, is_last: bool) -> None:
+        """Save the state at the end of an epoch of a number of steps, if it is due, or the last one."""
+        due, self._is_epoch_due = self._is_epoch_due, False
+        if due or is_last:
+            self._save(is_last=is_last)
 
     @property
     def is_pass_over(self) -> bool:

@@ -1,0 +1,156 @@
+"""A node's rows on its host's disk, in files that its supervisor holds: they outlive the process that received them.
+
+::
+
+    supervisor: file A, file B, which is whole ◀── written in turn ── TF process of generation 1
+                                               ─── read ────────────▶ TF process of generation 2
+
+After a loss, a node that has kept its rows needs none of them from Spark. The files have no names, so they are gone
+with the supervisor, however that ends. A process writes a feed's rows into the file that is not whole. When all of them
+are there, that file is the whole one, and the other one is emptied once no pass reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tfos_nb.runtime.feed.spill import Spill
+
+__all__ = ["KeptFiles", "KeptRows"]
+
+_FILES = 2
+_WHOLE = struct.Struct("!8sQQ")  # what it is; the feed, and its file
+_MARK = b"tfos_nb1"
+
+
+class KeptFiles:
+    """The supervisor's side of the files. Only Linux has it.
+
+    Parameters
+    ----------
+    directory : str
+        Where the rows are written.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._files: list[int] = []
+        if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+            self._files = [_unnamed_file(directory) for _ in range(_FILES)]
+            self._files.append(os.memfd_create("tfos_nb-rows-whole"))
+
+    @property
+    def places(self) -> list[str]:
+        """Where a child process finds the files, and the note which of them is whole."""
+        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+
+    def close(self) -> None:
+        """Release the disk space."""
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+
+
+def _unnamed_file(directory: str) -> int:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        return os.dup(file.fileno())
+
+
+class _Whole(NamedTuple):
+    """The feed whose rows are all there, and the number of its file; zero and -1 if there is none."""
+
+    feed: int = 0
+    file: int = -1
+
+
+class KeptRows:
+    """TensorFlow's process's side of the files. One queue of the node uses it, with its lock.
+
+    Parameters
+    ----------
+    places : sequence of str
+        :attr:`KeptFiles.places`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> files = KeptFiles(tempfile.gettempdir())
+    >>> rows = KeptRows(files.places)
+    >>> spill = rows.new(7, 1 << 20)
+    >>> spill.write(pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    >>> spill.seal()
+    >>> rows.sealed(7)
+    >>> later = KeptRows(files.places)
+    >>> later.feed, [batch.num_rows for batch in later.again(7).batches()]
+    (7, [2])
+    >>> files.close()
+    """
+
+    def __init__(self, places: Sequence[str]) -> None:
+        *self._files, self._note = places
+        self._used: dict[int, int] = {}  # files by feed
+        self._lock = threading.Lock()
+
+    @property
+    def feed(self) -> int:
+        """The feed whose rows are all there; 0 if there is none."""
+        return self._whole().feed
+
+    def new(self, feed: int, limit: int) -> Spill | None:
+        """Return a place for a feed's rows; None if both files are in use.
+
+        ``limit``: the most bytes.
+        """
+        from tfos_nb.runtime.feed.spill import Spill  # it imports Arrow, which the supervisor does without
+
+        with self._lock:
+            taken = {self._whole().file, *self._used.values()}
+            free = next((number for number in range(len(self._files)) if number not in taken), None)
+            if free is None:
+                return None
+            self._used[feed] = free
+            self._empty(free)
+            return Spill("", limit, self._files[free])
+
+    def again(self, feed: int) -> Spill:
+        """Return the rows of :attr:`feed`, which an earlier process has received."""
+        from tfos_nb.runtime.feed.spill import Spill
+
+        with self._lock:
+            whole = self._whole()
+            assert whole.feed == feed, "this node has said so"
+            self._used[feed] = whole.file
+            return Spill.of_file(self._files[whole.file])
+
+    def sealed(self, feed: int) -> None:
+        """Record that all rows of a feed are there, if they are in one of the files."""
+        with self._lock:
+            file, before = self._used.get(feed), self._whole()
+            if file is None or before.feed == feed:
+                return
+            with open(self._note, "r+b", buffering=0) as note:
+                note.write(_WHOLE.pack(_MARK, feed, file))
+            if before.feed and before.file not in self._used.values():
+                self._empty(before.file)
+
+    def freed(self, feed: int) -> None:
+        """Record that no pass reads a feed's rows any more. They stay if they are the whole ones."""
+        with self._lock:
+            file = self._used.pop(feed, None)
+            if file is not None and file != self._whole().file:
+                self._empty(file)
+
+    def _whole(self) -> _Whole:
+        with open(self._note, "rb") as note:
+            said = note.read(_WHOLE.size)
+        return _Whole(*_WHOLE.unpack(said)[1:]) if len(said) == _WHOLE.size and said.startswith(_MARK) else _Whole()
+
+    def _empty(self, file: int) -> None:
+        with contextlib.suppress(OSError):
+            os.truncate(self._files[file], 0)
