@@ -449,6 +449,33 @@ def test_a_task_killed_halfway_leaves_no_missing_and_no_repeated_rows() -> None:
             assert sorted(row for node in driver.nodes.values() for row in node.seen[number]) == ids
 
 
+def test_a_task_that_sends_rows_does_not_import_pandas(tmp_path: Path) -> None:
+    """It would take half a second of each new worker of Spark's, and Spark's collector 20 ms of each task."""
+    rows = tmp_path / "rows"
+    with pa.OSFile(str(rows), "wb") as file, pa.ipc.new_stream(file, batch_of([1]).schema) as stream:
+        for batch in cut(ids_of_partition(0, 400), (100, 100)):
+            stream.write_batch(batch)
+    script = """
+        import sys
+        import pyarrow as pa
+        from tfos_nb.runtime.control.door import DoorAddress
+        from tfos_nb.runtime.feed.feed_task import FeedTask
+        address = DoorAddress("127.0.0.1", int(sys.argv[1]), sys.argv[2].encode(), sys.argv[3])
+        (told,) = FeedTask(1, address)(pa.ipc.open_stream(sys.argv[4]))
+        print(told.to_pydict(), "pandas" in sys.modules)
+    """
+    with driver_of(2) as driver:
+        feed = driver.begin(2)
+        driver.read()
+        address = driver.address
+        arguments = str(address.port), address.certificate.decode(), address.token, str(rows)
+        command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+        ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
+        assert ended.stdout == "{'partition': [0], 'rows': [400]} False\n", ended.stderr
+        driver.finish(feed)
+        driver.await_readers()
+
+
 # --- memory, disk, and nodes that need no more rows -----------------------------------------------
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 import termcolor
 
@@ -177,6 +178,43 @@ def test_workers_share_the_modules_of_a_clusters_tasks(
     libraries = {Path(one.path).name for one in worker.memory_maps()}
     assert any(name.startswith("libarrow_flight.") for name in libraries) == are_there
     assert any(name.startswith("libtensorflow") for name in libraries) is False
+
+
+WHERE_FROM = """
+import sys
+from tfos_nb.runtime.node import python_daemon
+
+module = python_daemon._pyspark_daemon()
+import pyspark, pyspark.worker
+print(module.__file__, pyspark.worker.__file__, pyspark.__version__, *sys.path, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("layout", ["of PyPI", "of a distribution", "a zip file alone"])
+def test_pyspark_is_not_imported_from_its_zip_file_if_it_is_beside_it(layout: str, tmp_path: Path) -> None:
+    """From there, each daemon would compile it anew."""
+    package = Path(pyspark.__file__).parent
+    (home := tmp_path / "spark").mkdir()
+    if layout == "of PyPI":
+        zipped, wanted_from = package / "python" / "lib" / "pyspark.zip", package
+    else:
+        zipped, wanted_from = home / "python" / "lib" / "pyspark.zip", home / "python" / "pyspark"
+        zipped.parent.mkdir(parents=True)
+        shutil.copy(package / "python" / "lib" / "pyspark.zip", zipped)
+    if layout == "of a distribution":
+        wanted_from.symlink_to(package)
+    if layout == "a zip file alone":
+        wanted_from = zipped / "pyspark"
+    py4j = next((package / "python" / "lib").glob("py4j-*.zip"))
+    path = os.pathsep.join([str(zipped), str(py4j), ENVIRONMENT.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", WHERE_FROM]
+    ended = subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    daemon, worker, version, *places = ended.stdout.splitlines()
+    assert Path(daemon).parent == Path(worker).parent == wanted_from
+    assert version == pyspark.__version__
+    assert str(zipped) in places, "the path is as Spark has made it"
+    assert str(package.parent) not in places[: places.index(str(py4j))]
 
 
 WITHOUT_TASKS = """

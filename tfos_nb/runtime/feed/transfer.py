@@ -299,7 +299,8 @@ class NodeStream:
         self._position = self._next_position()
         self._blocks = BlockWriter.open(self._position.pool)
         self._grant: Grant | None = None
-        self._nothing = pa.RecordBatch.from_pylist([], schema=self.schema)
+        # Not by from_pylist, with which Arrow imports pandas, in half a second.
+        self._nothing = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in self.schema], schema=self.schema)
         self._is_known = self._position.reached.row == 0  # whether the rows that the node has were compared
 
     def reopen(self) -> None:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import logging
 import os
 import signal
 import sys
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TFOS_NB_PYTHON_DAEMON"
 _TASKS = ("tfos_nb.runtime.feed.feed_task", "tfos_nb.runtime.node.spark_task")
+_PYTHON, _SITE = 1, 3  # parents of pyspark.zip that may contain the package
 _MEMORY_LIMIT = "PYSPARK_EXECUTOR_MEMORY_MB"
 _LOOKS = 10  # at the daemon's workers, in the time after which it ends
 _FIRST_WITHIN = 30.0  # seconds to the first worker: Spark may have stopped while TensorFlow was imported
@@ -130,7 +132,26 @@ def _terminate(pid: int, *_: object) -> None:
 
 
 def _pyspark_daemon() -> Any:
+    _import_unzipped()
     return importlib.import_module("pyspark.daemon")
+
+
+def _import_unzipped() -> None:
+    """Import PySpark from the directory beside its zip file, which Spark puts on the path.
+
+    From a zip file, each daemon compiles all modules anew, in 0.7 s. The directory belongs to the same Spark: in its
+    distribution, ``python/lib/pyspark.zip`` has ``python/pyspark`` beside it, and the package of PyPI contains both.
+    """
+    zipped = next((Path(place) for place in sys.path if Path(place).name == "pyspark.zip"), None)
+    if zipped is None or len(zipped.parents) <= _SITE or "pyspark" in sys.modules:
+        return
+    for home in (zipped.parents[_PYTHON], zipped.parents[_SITE]):
+        if (home / "pyspark" / "daemon.py").is_file():
+            spec = PathFinder.find_spec("pyspark", [str(home)])
+            if spec is not None and spec.loader is not None:
+                sys.modules["pyspark"] = package = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(package)
+                return
 
 
 def main() -> None:

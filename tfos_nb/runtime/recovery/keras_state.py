@@ -775,11 +775,11 @@ class _MidEpochSaver:
         is_last: bool,
     ) -> float:
         """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
-        began, keeping = time.perf_counter(), self._keeping
+        began, keeping = time.thread_time(), self._keeping  # it waits for the training's thread most of the time
         stored = keeping.store_if_due(moment, passes, arrays, rest, waits=is_last or position.waits)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.queue.tell_held(replace(position, stored=stored))
-        return (time.perf_counter() - began) / (os.cpu_count() or 1)
+        return (time.thread_time() - began) / (os.cpu_count() or 1)
 
     def await_writer(self) -> None:
         """Wait until the last state was written, as before the next one, and before that of a whole epoch."""
