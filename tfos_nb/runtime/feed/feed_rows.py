@@ -390,10 +390,13 @@ class FeedRows:
         while (batch := self._take()) is not None:
             rows += batch.num_rows
             yield batch
-        if self._again is not None and self._held:
-            rows += self._again.position.rows
-        if self.ended is not None and not self._discarding and rows != self.ended.rows:
+        if self.ended is not None and not self._discarding and not self.is_whole(rows):
             raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent: train again")
+
+    def is_whole(self, rows: int) -> bool:
+        """Whether a first pass of so many rows had all of them: otherwise some were dropped, or will come."""
+        held = self._again.position.rows if self._again is not None and self._held else 0
+        return self.ended is not None and rows + held == self.ended.rows
 
     def replay(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows once more, from disk.

@@ -42,6 +42,8 @@ class PassRecord:
         Whether the pass began before the number of its rows was known, on which its batches depend.
     seed : int or None
         Seed of its order, if the rows are shuffled.
+    is_cut_short : bool
+        Whether rows of the pass were dropped, as the user stops the cluster: its last batch is not the end of the pass.
 
     Parameters
     ----------
@@ -80,6 +82,7 @@ class PassRecord:
         self.replicas = 1
         self.streamed = False
         self.seed: int | None = None
+        self.is_cut_short = False
 
     def shuffle(self) -> None:
         """Expect rows in another order than that in which they come."""
@@ -111,7 +114,7 @@ class PassRecord:
             self._skipped_rows += rows
             self._sizes.extend(sizes[skipped:])
             self.batches += len(sizes) - skipped
-            self.steps = None if steps is None else max(0, steps - self._skipped // self.replicas)
+            self.steps = None if steps is None or self.is_cut_short else max(0, steps - self._skipped // self.replicas)
             return skipped, rows
 
     def rows_after(self, batches: int) -> int:

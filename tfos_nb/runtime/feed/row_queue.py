@@ -203,19 +203,22 @@ class RowQueue:
             gone = position.rows if position is not None and rows.lacks_held else 0
             self._record = PassRecord(position.batches if position is not None else 0, rows.lacks_held)
             number = self._schedule.passes_before_current + 1
-        return Pass(self._run(turn, rows), rows.shares, self._record, number, position=position, gone=gone)
+        return Pass(
+            self._run(turn, rows, self._record), rows.shares, self._record, number, position=position, gone=gone
+        )
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _run(self, turn: Turn, feed: FeedRows) -> Iterator[pa.RecordBatch]:
+    def _run(self, turn: Turn, feed: FeedRows, record: PassRecord) -> Iterator[pa.RecordBatch]:
         rows = 0
         try:
             for batch in feed.first_pass() if turn.number == 1 else feed.replay():
                 rows += batch.num_rows
                 self.rows_out += batch.num_rows
                 yield batch
+            record.is_cut_short = turn.number == 1 and not feed.is_whole(rows)
         except GeneratorExit:
             logger.info("pass %d of feed %d was left after %d rows", turn.number, turn.feed, rows)
             if turn.number == 1:

@@ -561,6 +561,10 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         stopped = bool(keeping.hooks.was_stopped(contents.model))
+        if stopped and self._is_cut_short():
+            if self._amid is not None and not self._left:
+                self._amid.save_last()
+            return
         if self._left and (self._amid is None or not self._amid.is_pass_over):
             return  # its state was saved after its last step, or it cannot be saved within an epoch
         self._ended = bool(getattr(contents.model, "stop_training", False)) and not stopped
@@ -578,6 +582,11 @@ class _KeptFit:
         stored = keeping.store_if_due(moment, passes, arrays, rest, waits=stopped or keeping.request.asked)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
+
+    def _is_cut_short(self) -> bool:
+        """Whether rows of the pass were dropped on any worker: its steps are done, and the epoch is not."""
+        assert self._contents is not None, "training has begun"
+        return AnyWorker(self._contents.strategy).says(self._keeping.queue.record.is_cut_short)
 
     def train_ends(self) -> None:
         """Keep no state that does not say that a callback has ended the training."""
@@ -691,6 +700,10 @@ class _MidEpochSaver:
             else:
                 self._save()
 
+    def save_last(self) -> None:
+        """Save the state after the last step, for a later cluster."""
+        self._save(is_last=True)
+
     def epoch_has_ended(self, *, is_last: bool) -> None:
         """Save the state at the end of an epoch of a number of steps, if it is due, or the last one."""
         due, self._is_epoch_due = self._is_epoch_due, False
@@ -723,7 +736,8 @@ class _MidEpochSaver:
         if record is None or record is not self._keeping.queue.record or steps < 1 or before % replicas:
             return None
         rows = record.rows_after(steps * replicas)
-        is_amid = steps < record.steps if record.steps is not None else division is not None or record.has_more
+        is_known = division is not None or record.has_more or record.is_cut_short
+        is_amid = steps < record.steps if record.steps is not None else is_known
         try:
             return self._keeping.queue.position(name, passes, rows) if is_amid else None
         except ValueError as error:  # another pass has begun
