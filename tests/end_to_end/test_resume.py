@@ -6,6 +6,7 @@ import contextlib
 import re
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tests.end_to_end.executors import SPARK
-from tests.faults import ROWS, Exit, counting_fit, counting_loop, fit_with_callbacks, several_fits, sum_of_ids
+from tests.faults import (
+    ROWS,
+    Exit,
+    counting_fit,
+    counting_loop,
+    fit_with_callbacks,
+    saving_each_step,
+    several_fits,
+    sum_of_ids,
+)
 from tests.waiting import until
 from tfos_nb import launch
 from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError
@@ -171,13 +181,18 @@ def feed(cluster: Any, rows: Any) -> None:
         cluster.train(rows, epochs=3)
 
 
-@pytest.mark.parametrize("shuffle", [0, pytest.param(500, marks=pytest.mark.faults)])
-def test_a_fit_that_was_stopped_continues_with_its_next_step(spark: SparkSession, tmp_path: Path, shuffle: int) -> None:
+@pytest.mark.parametrize(
+    ("main", "shuffle"),
+    [(several_fits, 0), (saving_each_step, 0), pytest.param(several_fits, 500, marks=pytest.mark.faults)],
+)
+def test_a_fit_that_was_stopped_continues_with_its_next_step(
+    spark: SparkSession, tmp_path: Path, main: Callable[..., Any], shuffle: int
+) -> None:
     rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
     args = {"fits": [{"epochs": 1}, {"epochs": 3}], "pause_step": 0.02, "shuffle": shuffle}
     options: dict[str, Any] = {"spark": spark, "workers": 2, "restarts": 1, "checkpoint_every": 3600}
     options["model_dir"] = str(tmp_path)
-    with launch(several_fits, args, **options) as cluster:
+    with launch(main, args, **options) as cluster:
         feeding = threading.Thread(target=feed, args=(cluster, rows))
         feeding.start()
         assert until(lambda: cluster.snapshot().nodes[0].rows > ROWS * 3 // 4), "in the second fit"

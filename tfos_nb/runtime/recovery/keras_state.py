@@ -764,7 +764,8 @@ class _MidEpochSaver:
         if position is None or lacking > 0 or of_squares - mean**2 > _ROUNDING:
             self._schedule.postponed(self._steps)
             return
-        self._schedule.saved(self._steps, per_step=busy / (self._steps - self._since), cost=cost)
+        if steps := self._steps - self._since:  # none if the last step was saved, and is to be kept as the last one
+            self._schedule.saved(self._steps, per_step=busy / steps, cost=cost)
         self._since, self._busy = self._steps, 0.0
         arrays = [*contents.own(self._variables), *counted]
         rest = encode(replace(contents.rest(arrays, len(self._variables)), refused=keeping.queue.refused))
