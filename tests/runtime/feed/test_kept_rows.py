@@ -60,11 +60,18 @@ def test_what_no_pass_reads_is_freed_except_the_newest_rows(files: KeptFiles) ->
     first.close()
     rows.freed(1)
     assert sizes(files) == [True, False], "a state within its last pass may still be gone on from"
-    second = written(rows, 2, [3])
+    second = written(rows, 2, [3, 4])
+    assert sum(sizes(files)) == 1, "no more disk than for one feed"
+    assert KeptRows(files.places).feed == 0
     second.seal()
     rows.sealed(2)
-    assert sizes(files) == [False, True]
-    assert KeptRows(files.places).feed == 2
+    assert sum(sizes(files)) == 1
+    later = KeptRows(files.places)
+    assert (later.feed, ids_in(later.again(2))) == (2, [3, 4])
+
+
+def test_a_directory_that_does_not_exist_keeps_nothing(tmp_path: Path) -> None:
+    assert KeptFiles(str(tmp_path / "not there")).places == []
 
 
 def test_rows_that_are_still_read_stay_until_then(files: KeptFiles) -> None:

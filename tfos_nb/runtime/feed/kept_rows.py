@@ -7,7 +7,8 @@
 
 After a loss, a node that has kept its rows needs none of them from Spark. The files have no names, so they are gone
 with the supervisor, however that ends. A process writes a feed's rows into the file that is not whole. When all of them
-are there, that file is the whole one, and the other one is emptied once no pass reads it.
+are there, that file is the whole one, and the other one is emptied once no pass reads it. The rows of the last feed
+stay until the next one begins: a loss within the last steps needs them.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class KeptFiles:
     def __init__(self, directory: str) -> None:
         self._files: list[int] = []
         if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-            self._files = [_unnamed_file(directory) for _ in range(_FILES)]
-            self._files.append(os.memfd_create("tfos_nb-rows-whole"))
+            with contextlib.suppress(OSError):  # a feed says so that finds no room there
+                files = [_unnamed_file(directory) for _ in range(_FILES)]
+                self._files = [*files, os.memfd_create("tfos_nb-rows-whole")]
 
     @property
     def places(self) -> list[str]:
@@ -110,10 +112,13 @@ class KeptRows:
         from tfos_nb.runtime.feed.spill import Spill  # it imports Arrow, which the supervisor does without
 
         with self._lock:
-            taken = {self._whole().file, *self._used.values()}
-            free = next((number for number in range(len(self._files)) if number not in taken), None)
+            free = next((number for number in range(len(self._files)) if number not in self._used.values()), None)
             if free is None:
                 return None
+            whole = self._whole()
+            if whole.feed and whole.file not in self._used.values():  # two feeds would take twice the disk
+                os.truncate(self._note, 0)
+                self._empty(whole.file)
             self._used[feed] = free
             self._empty(free)
             return Spill("", limit, self._files[free])
