@@ -132,25 +132,26 @@ def test_a_new_generation_gets_only_the_rows_that_it_has_not_kept() -> None:
     box = Fed(2)
     feed = delivered(box)
     restart(box, worker0=1)
-    assert box.controller.can_resume(feed, 2)
+    assert box.controller.can_resume(feed, 2, by_all=False)
+    assert not box.controller.can_resume(feed, 2, by_all=True)
     place, known = FeedOf(1, validation=7), {0: (messages.KnownRows(((0, 9),), 5),)}
     positions = {name: messages.PassPosition(4, seed=3) for name in box.names}
     box.sent.clear()
     box.controller.resume(feed, 2, place, held=messages.HeldRows({0: ((0, 9),)}, known), positions=positions)
     begins = [
-        messages.FeedBegins(1, 2, spill, 1, validation=7, again=messages.FeedAgain(positions[name], 50, 100, 50, kept))
-        for name, kept, spill in (("worker:0", True, False), ("worker:1", False, True))
+        messages.FeedBegins(1, 2, spill, 1, validation=7, again=messages.FeedAgain(positions[name], 50, 100, 50, *more))
+        for name, spill, more in (("worker:0", False, (True,)), ("worker:1", True, (False, {0: ((0, 9),)})))
     ]
     assert box.sent == [
         (begins[0], ["worker:0"]),
         (begins[1], ["worker:1"]),
-        (messages.FeedEnds(1, 50, 1, 100, 50, 50), ["worker:0"]),
     ]
     assert feed.lacking == {"worker:1"}
     opened = box.open(0)
     assert (opened.skip, opened.known) == ((), known[0]), "the node keeps all its rows, and they are compared"
-    box.controller.end_again(feed, "worker:1")
-    assert box.sent[-1] == (messages.FeedEnds(1, 50, 1, 100, 50, 50), ["worker:1"])
+    box.controller.end_resumed(feed)
+    ends = messages.FeedEnds(1, 50, 1, 100, 50, 50)
+    assert box.sent[-2:] == [(ends, ["worker:0"]), (ends, ["worker:1"])]
     assert not feed.lacking
     for name in box.names:
         box.controller.pass_done(messages.PassDone(name, 1, 1, 50))
@@ -163,7 +164,7 @@ def test_rows_that_nobody_has_kept_are_all_fed_again(kept: dict[str, int], passe
     box = Fed(2)
     feed = delivered(box)
     restart(box, **kept)
-    assert not box.controller.can_resume(feed, passes)
+    assert not box.controller.can_resume(feed, passes, by_all=False)
 
 
 def test_kept_rows_are_of_no_use_to_other_nodes_or_after_another_feed() -> None:
@@ -171,13 +172,13 @@ def test_kept_rows_are_of_no_use_to_other_nodes_or_after_another_feed() -> None:
     feed = delivered(box)
     restart(box, worker0=1, worker1=1)
     box.controller.begin(2, True, 1, 1, FeedOf(1, validates=True))
-    assert box.controller.can_resume(feed, 0), "validation rows are kept apart"
+    assert box.controller.can_resume(feed, 0, by_all=False), "validation rows are kept apart"
     box.controller.begin(2, True, 1, 1, FeedOf(1))
-    assert not box.controller.can_resume(feed, 0), "its rows may be written over them"
+    assert not box.controller.can_resume(feed, 0, by_all=False), "its rows may be written over them"
     restart(box, worker0=1, worker1=1)
-    assert box.controller.can_resume(feed, 0)
+    assert box.controller.can_resume(feed, 0, by_all=False)
     feed.ledger.claimed["worker:2"] = 0
-    assert not box.controller.can_resume(feed, 0)
+    assert not box.controller.can_resume(feed, 0, by_all=False)
 
 
 def test_a_single_node_gets_every_row_without_a_claim() -> None:

@@ -19,6 +19,7 @@ from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.feed_task import DESCRIBED_SCHEMA, SUMMARY_SCHEMA, DescribeTask, FeedTask
 from tfos_nb.runtime.feed.messages import BATCHES_KNOWN
 from tfos_nb.runtime.feed.positions import PositionHeld, RowsOfState
+from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges
 from tfos_nb.state.cluster_state import FeedProgress
@@ -77,6 +78,9 @@ class Feed:
     resumed: int = 0  # passes that the state includes from which the newest generation continues
     lacking: set[str] = field(default_factory=set)  # the nodes of that generation that have not kept its rows
     held: messages.HeldRows = field(default_factory=messages.HeldRows)  # rows of the next pass in that state
+    delivered: int = 0  # rows of the first delivery
+    sent_again: set[int] = field(default_factory=set)  # partitions that an attempt has finished since
+    is_kept: bool = True  # all rows that were sent again are on disk
 
     @property
     def progress(self) -> FeedProgress:
@@ -172,17 +176,18 @@ class FeedController:
             for feed in feeds:
                 feed.rendezvous = rendezvous
 
-    def can_resume(self, feed: Feed, passes: int) -> bool:
+    def can_resume(self, feed: Feed, passes: int, *, by_all: bool) -> bool:
         """Whether a new generation can go on with a delivered feed after so many passes: nodes have kept its rows.
 
-        They must be the same nodes, since each has the rows of its share only.
+        They must be the same nodes, since each has the rows of its share only. ``by_all``: all must have kept theirs.
         """
         with self._changed:
             known = feed.replays is not None and not feed.ledger.closed and feed.ledger.spilled
             if not self._is_new or not known or feed.ledger.claimed.keys() != set(self.nodes):
                 return False
             assert feed.replays is not None, "it is delivered"
-            return 0 <= passes <= feed.replays and any(self._has_kept(node, feed) for node in self.nodes)
+            kept = [self._has_kept(node, feed) for node in self.nodes]
+            return 0 <= passes <= feed.replays and (all(kept) if by_all else any(kept))
 
     def _has_kept(self, node: str, feed: Feed) -> bool:
         place = self._membership.feed_places.get(node)
@@ -222,6 +227,9 @@ class FeedController:
             feed.skipped, feed.passes_done = dict.fromkeys(self.nodes, passes), dict.fromkeys(self.nodes, passes)
             feed.again.clear()
             feed.lacking = {node for node in self.nodes if not self._has_kept(node, feed)}
+            feed.delivered, feed.is_kept = feed.ledger.rows, True
+            feed.sent_again.clear()
+            self.held.forget_order(feed.number, feed.lacking)
             left, shares = feed.replays - passes, feed.ledger.shares()
             for node in self.nodes:
                 kept = node not in feed.lacking
@@ -230,8 +238,26 @@ class FeedController:
                 again = messages.FeedAgain(of_node, *counts, kept, {} if kept else dict(held.spans))
                 spill = left > 0 and not kept
                 self._send(messages.FeedBegins(feed.number, 1 + left, spill, **vars(place), again=again), [node])
-            self._end(feed, [node for node in self.nodes if node not in feed.lacking])
+            if not feed.lacking:
+                self._end(feed, self.nodes)
             self._changed.notify_all()
+
+    def end_resumed(self, feed: Feed) -> None:
+        """Tell the nodes that all rows have been sent to those that lacked them, and how often to repeat them.
+
+        Raises
+        ------
+        FeedFailed
+            If these are more rows than before.
+        """
+        with self._changed:
+            if feed.ledger.rows != feed.delivered:
+                now, before = feed.ledger.rows, feed.delivered
+                raise FeedFailed(f"Spark read {now} rows, and {before} when they were fed first. {KEEP_ROWS_ALIKE}")
+            feed.lacking.clear()
+            if not feed.is_kept:
+                feed.replays = feed.resumed
+            self._end(feed, self.nodes)
 
     def set_partitions(self, feed: Feed, partitions: int) -> None:
         """Record how many partitions the data of a feed have."""
@@ -247,6 +273,7 @@ class FeedController:
             if feed.again.get(node) == since:
                 return
             feed.again[node] = since
+            self.held.forget_order(feed.number, [node])
             passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
             feed.skipped[node] = feed.passes_done[node] = skipped
             feed.told.add(node)
@@ -358,7 +385,8 @@ class FeedController:
         """Tell each node that its share is complete, how many rows it has, and how often to repeat it."""
         with self._changed:
             feed.replays = replays
-            self._end(feed, dict.fromkeys([*feed.ledger.claimed, *feed.skipped]))  # a node that came late has no share
+            told = dict.fromkeys([*feed.ledger.claimed, *feed.skipped])  # a node that came late has no share
+            self._end(feed, [node for node in told if node not in feed.lacking])
 
     def _end(self, feed: Feed, nodes: Iterable[str]) -> None:
         assert feed.replays is not None, "it is delivered"
@@ -462,7 +490,9 @@ class FeedController:
             gone = ", ".join(name for name in self.nodes if name not in places)
             return messages.Places(refused=f"no rows are taken by {gone}")
         if not self._membership.cut_links.reaches_all(question.host, [places[name].host for name in self.nodes]):
-            return messages.Places(nodes=len(self.nodes), elsewhere=True, sent=feed.ledger.sent(question.partition))
+            is_sent = not feed.lacking or question.partition in feed.sent_again
+            sent = feed.ledger.sent(question.partition) if is_sent else None
+            return messages.Places(nodes=len(self.nodes), elsewhere=True, sent=sent)
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip = feed.ledger.skip.get(question.partition, ())
         known = (feed.held.known or feed.ledger.known).get(question.partition, ())
@@ -504,6 +534,9 @@ class FeedController:
 
     def _done(self, feed: Feed, statement: messages.PartitionDone) -> None:
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
+        if feed.lacking and feed.replays is not None:
+            feed.sent_again.add(statement.partition)
+            feed.is_kept &= statement.spilled or feed.replays == feed.resumed
 
     def _failed(self, feed: Feed, statement: messages.PartitionFailed) -> None:
         if feed.error is None and self._goes_on(feed):  # a cancelled task may still report rows of a lost feed

@@ -25,7 +25,7 @@ import functools
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tfos_nb.runtime.feed.messages import SAME_VERSION, Claimed, ClaimRows, HeldRows, KnownRows, PassPosition, Reached
@@ -300,6 +300,13 @@ class HeldPositions:
         """
         return self._given[state] if state in self._given else self._whole[state].rows
 
+    def forget_order(self, feed: int, nodes: Collection[str]) -> None:
+        """Record that nodes get the rows of a feed once more, perhaps in another order than in the states."""
+        for state in self._whole.values():
+            for node in nodes:
+                if node in state.told and state.told[node].feed == feed:
+                    state.told[node] = replace(state.told[node], at=None)
+
     def positions_in(self, feed: int, state: str) -> dict[str, PassPosition] | None:
         """Return how each node begins the pass once more in which a state was saved; None if that is not known.
 
@@ -325,7 +332,7 @@ class HeldPositions:
 class _State:
     """Reports of the nodes about a state. The rows are found only after a loss, since states are saved often."""
 
-    told: Mapping[str, PositionHeld]
+    told: dict[str, PositionHeld]
     book: FeedLedger
     before: HeldRows  # in the state from which the nodes continue that report only the rows besides those
 

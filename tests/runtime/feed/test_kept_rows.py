@@ -43,7 +43,7 @@ def test_the_files_have_no_names(files: KeptFiles, tmp_path: Path) -> None:
 def test_only_a_feed_of_which_all_rows_have_come_is_there_later(files: KeptFiles) -> None:
     rows = KeptRows(files.places)
     first = written(rows, 1, [1, 2])
-    assert KeptRows(files.places).feed == 0, "more rows may come"
+    assert rows.feed == 0, "more rows may come"
     first.seal()
     rows.sealed(1)
     written(rows, 2, [3])  # the process ends before the others have come
@@ -62,7 +62,7 @@ def test_what_no_pass_reads_is_freed_except_the_newest_rows(files: KeptFiles) ->
     assert sizes(files) == [True, False], "a state within its last pass may still be gone on from"
     second = written(rows, 2, [3, 4])
     assert sum(sizes(files)) == 1, "no more disk than for one feed"
-    assert KeptRows(files.places).feed == 0
+    assert rows.feed == 0
     second.seal()
     rows.sealed(2)
     assert sum(sizes(files)) == 1
@@ -95,3 +95,29 @@ def test_rows_beyond_the_limit_are_not_kept(files: KeptFiles) -> None:
     assert not spill.whole
     rows.freed(1)
     assert (sizes(files), KeptRows(files.places).feed) == ([False, False], 0)
+
+
+def test_a_file_whose_rows_are_still_in_use_is_not_written_again(files: KeptFiles) -> None:
+    rows = KeptRows(files.places)
+    first = written(rows, 1, [1, 2, 3])
+    first.seal()
+    rows.sealed(1)
+    (held,) = first.batches()
+    first.close()
+    rows.freed(1)
+    second = written(rows, 2, [4, 5, 6])
+    assert held.column(0).to_pylist() == [1, 2, 3]
+    second.seal()
+    rows.sealed(2)
+    assert rows.new(3, 1 << 20) is None, "one file has rows in use, the other is to be read"
+    assert held.column(0).to_pylist() == [1, 2, 3]
+    del held
+    assert rows.new(3, 1 << 20) is not None
+    assert ids_in(second) == [4, 5, 6]
+
+
+def test_what_an_earlier_process_has_written_in_part_is_freed(files: KeptFiles) -> None:
+    written(KeptRows(files.places), 1, [1, 2, 3])
+    assert sizes(files) == [True, False]
+    KeptRows(files.places)
+    assert sizes(files) == [False, False]

@@ -149,7 +149,7 @@ class Training:
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
         if feed.lacking:
-            self.feed_again(data, feed, *feed.lacking)
+            self._feed_lacking(data, feed)
         if feed.replays is None:
             with self._delivered(data, feed, f"feed epoch {feed.epoch}") as job:
                 if feed.error is None and not job.done.is_set():  # every node has all the rows it wants
@@ -164,22 +164,29 @@ class Training:
                 self._fail(feed.error, feed)
         return made - feed.resumed
 
-    def feed_again(self, data: Any, feed: Feed, *nodes: str) -> None:
-        """Send the rows of a feed through Spark once more, for replacement nodes.
+    def _feed_lacking(self, data: Any, feed: Feed) -> None:
+        """Send the rows of a delivered feed once more, for the nodes of a new generation that have not kept theirs."""
+        with self._delivered(data, feed, f"feed {', '.join(sorted(feed.lacking))} again") as job:
+            if job.done.is_set():
+                self._check(feed, job)
+                try:
+                    self.controller.feeds.end_resumed(feed)
+                except FeedFailed as error:
+                    self._fail(error, feed)
+
+    def feed_again(self, data: Any, feed: Feed, node: str) -> None:
+        """Send the rows of a feed through Spark once more, for a replacement node.
 
         The ledger still knows the node of each row, and the other nodes know which rows they have.
         """
-        late = [node for node in nodes if node not in feed.ledger.claimed]  # they came late and have no share
-        for node in late:
+        if node not in feed.ledger.claimed:  # it came late and has no share
             self.controller.feeds.end_again(feed, node)
-        if len(late) == len(nodes):
             return
-        with self._job(data, feed, f"feed {', '.join(sorted(nodes))} again") as job:
+        with self._job(data, feed, f"feed {node} again") as job:
             self._await(feed, job.done.is_set, job)
             if job.done.is_set():
                 self._check(feed, job)
-                for node in nodes:
-                    self.controller.feeds.end_again(feed, node)
+                self.controller.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
         """Send a stream's micro-batch; return whether every node has finished it and asked for the next one.
@@ -416,7 +423,8 @@ class Call:
         if feed is None:
             return None
         passes, positions = self.before + self.made - feed.before, feeds.held.positions_in(feed.number, self._state)
-        if positions is None or not feeds.can_resume(feed, passes):
+        # Rows of which none is in the state may come in any order: those that were kept would not fit to the others.
+        if positions is None or not feeds.can_resume(feed, passes, by_all=not positions):
             return None
         feeds.resume(feed, passes, place, held=self.held, positions=positions)
         return feed

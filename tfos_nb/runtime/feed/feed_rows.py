@@ -7,7 +7,8 @@
 
 The first pass is handed out as it arrives. When the queue is full, the sender waits, and gRPC's flow control makes
 Spark wait. If more passes were requested, the rows are also written to an Arrow stream file. The later passes read this
-file by memory map, without Spark. The file has no name, so it disappears with the process.
+file by memory map, without Spark. The file has no name, so it disappears with the process, or with the supervisor if
+the node may be started again.
 """
 
 from __future__ import annotations
@@ -269,6 +270,11 @@ class FeedRows:
             raise FeedFailed(
                 f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came. {SAME_VERSION}"
             )
+        if self._is_here:
+            raise FeedFailed(
+                f"rows {spans} of partition {partition} came, and this node has kept its {self.rows_in} rows: there "
+                f"are more than before. {KEEP_ROWS_ALIKE}"
+            )
         lane = self.lane(partition)
         with lane.lock:
             if attempt != lane.attempt:
@@ -396,7 +402,8 @@ class FeedRows:
     def is_whole(self, rows: int) -> bool:
         """Whether a first pass of so many rows had all of them: otherwise some were dropped, or will come."""
         held = self._again.position.rows if self._again is not None and self._held else 0
-        return self.ended is not None and rows + held == self.ended.rows
+        counted = self.ended or self._again
+        return counted is not None and rows + held == counted.rows
 
     def replay(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows once more, from disk.

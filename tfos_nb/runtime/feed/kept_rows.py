@@ -6,9 +6,9 @@
                                                ─── read ────────────▶ TF process of generation 2
 
 After a loss, a node that has kept its rows needs none of them from Spark. The files have no names, so they are gone
-with the supervisor, however that ends. A process writes a feed's rows into the file that is not whole. When all of them
-are there, that file is the whole one, and the other one is emptied once no pass reads it. The rows of the last feed
-stay until the next one begins: a loss within the last steps needs them.
+with the supervisor, however that ends. A process writes a feed's rows into a file that no pass reads, and in which no
+row is still in use. When all of them are there, that file is the whole one. The rows of the last feed stay until the
+next one begins.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ class KeptRows:
     def __init__(self, places: Sequence[str]) -> None:
         *self._files, self._note = places
         self._used: dict[int, int] = {}  # files by feed
-        self._lock = threading.Lock()
+        self._spills: list[tuple[int, Spill]] = []  # of this process, with their files
+        self._lock = threading.RLock()  # a garbage collection may end a pass in a thread that holds it
+        for file in range(len(self._files)):
+            if file != self._whole().file:  # an earlier process was writing there
+                self._empty(file)
 
     @property
     def feed(self) -> int:
@@ -112,16 +116,15 @@ class KeptRows:
         from tfos_nb.runtime.feed.spill import Spill  # it imports Arrow, which the supervisor does without
 
         with self._lock:
-            free = next((number for number in range(len(self._files)) if number not in self._used.values()), None)
-            if free is None:
+            free = [number for number in range(len(self._files)) if not self._is_used(number)]
+            if not free:
                 return None
-            whole = self._whole()
-            if whole.feed and whole.file not in self._used.values():  # two feeds would take twice the disk
+            if self._whole().file in free:  # two feeds would take twice the disk
                 os.truncate(self._note, 0)
-                self._empty(whole.file)
-            self._used[feed] = free
-            self._empty(free)
-            return Spill("", limit, self._files[free])
+            for number in free:
+                self._empty(number)
+            self._used[feed] = free[0]
+            return self._remembered(free[0], Spill("", limit, self._files[free[0]]))
 
     def again(self, feed: int) -> Spill:
         """Return the rows of :attr:`feed`, which an earlier process has received."""
@@ -131,7 +134,7 @@ class KeptRows:
             whole = self._whole()
             assert whole.feed == feed, "this node has said so"
             self._used[feed] = whole.file
-            return Spill.of_file(self._files[whole.file])
+            return self._remembered(whole.file, Spill.of_file(self._files[whole.file]))
 
     def sealed(self, feed: int) -> None:
         """Record that all rows of a feed are there, if they are in one of the files."""
@@ -141,15 +144,24 @@ class KeptRows:
                 return
             with open(self._note, "r+b", buffering=0) as note:
                 note.write(_WHOLE.pack(_MARK, feed, file))
-            if before.feed and before.file not in self._used.values():
+            if before.feed and not self._is_used(before.file):
                 self._empty(before.file)
 
     def freed(self, feed: int) -> None:
         """Record that no pass reads a feed's rows any more. They stay if they are the whole ones."""
         with self._lock:
             file = self._used.pop(feed, None)
-            if file is not None and file != self._whole().file:
+            if file is not None and file != self._whole().file and not self._is_used(file):
                 self._empty(file)
+
+    def _is_used(self, file: int) -> bool:
+        """Whether a pass reads a file, or rows that were read from it are still in use."""
+        return file in self._used.values() or any(spill.is_mapped for of, spill in self._spills if of == file)
+
+    def _remembered(self, file: int, spill: Spill) -> Spill:
+        still = [(of, one) for of, one in self._spills if one.is_mapped or of in self._used.values()]
+        self._spills = [*still, (file, spill)]
+        return spill
 
     def _whole(self) -> _Whole:
         with open(self._note, "rb") as note:

@@ -59,7 +59,7 @@ class PassRecord:
     >>> record.shuffle()
     >>> record.came(6)
     >>> record.given_out(np.array([4, 0, 3, 1, 2, 5]), 3)
-    >>> record.cut([2, 1])
+    >>> _ = record.cut([2, 1])
     >>> rows = record.rows_after(1)
     >>> rows, record.first(rows)  # the rows at 4 and 0: all before 5, but 1, 2 and 3
     (2, (5, array([1, 2, 3])))

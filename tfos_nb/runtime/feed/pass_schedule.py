@@ -235,6 +235,8 @@ class PassSchedule:
             # no replays although some were wanted: another node could not keep its rows
             is_read_later = ends.replays or (feed.begins.again is not None and feed.begins.again.kept)
             commands = (Seal(ends.feed) if is_read_later else Free(ends.feed),)
+            if is_read_later and feed.is_over:  # a kept share may be read before its end is known
+                commands = (*commands, Free(ends.feed))
         if self._repeats:
             commands = (*commands, self._all_here(ends))
         if feed.begins.batch is not None and not feed.lined_up and not self.stopped:

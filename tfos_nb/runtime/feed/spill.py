@@ -8,6 +8,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ class Spill:
         self._sink: pa.NativeFile | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._sealed = self._closed = False
+        self._maps: list[weakref.ref[mmap.mmap]] = []
         self.bytes = 0
         self.whole = True
 
@@ -132,7 +134,13 @@ class Spill:
                 return None
             with open(self._path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps = [one for one in self._maps if one() is not None] + [weakref.ref(mapped)]
         return pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping alive
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether rows that were read are still in use: the file must not change."""
+        return any(one() is not None for one in self._maps)
 
     def close(self) -> None:
         """Release the disk space, unless it is of a file that was given."""
