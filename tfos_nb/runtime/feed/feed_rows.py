@@ -51,6 +51,16 @@ class _Note:
     spans: Spans
     known: tuple[int, int]
 
+    @property
+    def reached(self) -> Reached:
+        """The position at the batch's end."""
+        return Reached(self.spans[-1][1], *self.known)
+
+    def rows(self) -> list[_Span]:
+        """Return the batch's rows."""
+        reached = self.reached
+        return [_Span(self.partition, end, end - start, reached) for start, end in self.spans]
+
 
 class _Span(NamedTuple):
     """Consecutive rows of a partition that end before ``end``, and the position at the end of their batch."""
@@ -201,10 +211,9 @@ class FeedRows:
         """Learn from the notes of the process before which rows these are."""
         for note in spill.notes():
             noted = expect(_Note, note)
-            reached = Reached(noted.spans[-1][1], *noted.known)
-            self._order.add([_Span(noted.partition, end, end - start, reached) for start, end in noted.spans])
-            self._lanes[noted.partition] = _Lane(reached)
-            self.rows_in += sum(end - start for start, end in noted.spans)
+            self._order.add(noted.rows())
+            self._lanes[noted.partition] = _Lane(noted.reached)
+        self.rows_in = self._order.rows
 
     @property
     def ended(self) -> FeedEnds | None:
@@ -290,13 +299,12 @@ class FeedRows:
                     f"their attempt has read other rows before them. {KEEP_ROWS_ALIKE}"
                 )
             lane.begun = True
-            reached = Reached(spans[-1][1], *known)
             note = _Note(partition, spans, known)
-            self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch, note)
-            lane.reached, lane.moved = reached, time.monotonic()
+            self._put(note, batch)
+            lane.reached, lane.moved = note.reached, time.monotonic()
 
-    def _put(self, spans: list[_Span], batch: pa.RecordBatch, note: _Note) -> None:
-        size = batch.nbytes
+    def _put(self, note: _Note, batch: pa.RecordBatch) -> None:
+        size, spans = batch.nbytes, note.rows()
         with self._turn:
             self._await_room(size)
             if self.spill is not None:

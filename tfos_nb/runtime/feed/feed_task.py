@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import itertools
 import math
@@ -41,8 +40,9 @@ _HELD_BYTES, _HELD_PART = PIECE_BYTES, 5  # the most that is held back for other
 _WAIT = 0.1  # seconds after which waiting rows are sent: a program may be waiting for them
 _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
 _SLOT_KEPT = 3.0  # seconds without a row that another host sends
-_tasks = itertools.count(1)  # of this process
 _TURN_EVERY = 0.2  # seconds between two checks whether it is this attempt's turn
+_FREEZING_TASKS = 2
+_tasks = itertools.count(1)  # of this process
 SUMMARY_SCHEMA = "partition long, rows long"
 DESCRIBED_SCHEMA = "schema binary"
 NOT_SENT = -1
@@ -66,7 +66,7 @@ class FeedTask:
         """Send one partition."""
         from pyspark import TaskContext
 
-        _spare_the_collector(min(next(_tasks), 2))
+        _spare_the_collector()
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         keeping = contextlib.nullcontext() if self.rows else memory_kept()  # an RDD's rows are made by the user's code
@@ -162,14 +162,14 @@ def _is_wanted(feed: int, door: DoorClient) -> bool:
     return wanted
 
 
-@functools.cache
-def _spare_the_collector(number: int) -> None:
+def _spare_the_collector() -> None:
     """Exclude imported objects from garbage collection, which PySpark runs after every task.
 
-    Collecting them took a quarter of a task's time. Called for the first two tasks of a process, since the first one
-    still imports some: garbage that exists at the time of the call is never collected.
+    Collecting them took a quarter of a task's time. Only the first two tasks of a process do so, since the first one
+    still imports some: garbage that exists at that time is never collected.
     """
-    gc.freeze()
+    if next(_tasks) <= _FREEZING_TASKS:
+        gc.freeze()
 
 
 def _send_partition(

@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import tempfile
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.feed.spill import Spill
@@ -41,27 +42,24 @@ class KeptFiles:
     """
 
     def __init__(self, directory: str) -> None:
-        self._files: list[int] = []
-        if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # a feed says so that finds no room there
-                files = [_unnamed_file(directory) for _ in range(_FILES)]
-                self._files = [*files, os.memfd_create("tfos_nb-rows-whole")]
+        self._files = HeldFiles()
+        if not can_hold_files():
+            return
+        try:
+            for _ in range(_FILES):
+                self._files.add_on_disk(directory)
+            self._files.add_in_memory("tfos_nb-rows-whole")
+        except OSError:  # a feed says so that finds no room there
+            self._files.close()
 
     @property
     def places(self) -> list[str]:
         """Where a child process finds the files, and the note which of them is whole."""
-        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+        return self._files.places
 
     def close(self) -> None:
         """Release the disk space."""
-        for file in self._files:
-            os.close(file)
-        self._files.clear()
-
-
-def _unnamed_file(directory: str) -> int:
-    with tempfile.TemporaryFile(dir=directory) as file:
-        return os.dup(file.fileno())
+        self._files.close()
 
 
 class _Whole(NamedTuple):
@@ -81,6 +79,7 @@ class KeptRows:
 
     Examples
     --------
+    >>> import tempfile
     >>> import pyarrow as pa
     >>> files = KeptFiles(tempfile.gettempdir())
     >>> rows = KeptRows(files.places)

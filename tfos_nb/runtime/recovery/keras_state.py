@@ -563,7 +563,7 @@ class _KeptFit:
         stopped = bool(keeping.hooks.was_stopped(contents.model))
         if stopped and self._is_cut_short():
             if self._amid is not None and not self._left:
-                self._amid.save_last()
+                self._amid.epoch_has_ended(is_last=True)
             return
         if self._left and (self._amid is None or not self._amid.is_pass_over):
             return  # its state was saved after its last step, or it cannot be saved within an epoch
@@ -700,12 +700,8 @@ class _MidEpochSaver:
             else:
                 self._save()
 
-    def save_last(self) -> None:
-        """Save the state after the last step, for a later cluster."""
-        self._save(is_last=True)
-
     def epoch_has_ended(self, *, is_last: bool) -> None:
-        """Save the state at the end of an epoch of a number of steps, if it is due, or the last one."""
+        """Save the state at the end of an epoch that is not a whole pass, if it is due, or the last one."""
         due, self._is_epoch_due = self._is_epoch_due, False
         if due or is_last:
             self._save(is_last=is_last)

@@ -24,11 +24,11 @@ import logging
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
 from tfos_nb.runtime.host.memory import Memory
 from tfos_nb.runtime.storage.checkpoint_directory import FIT
 
@@ -83,31 +83,22 @@ class StateMemory:
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        self._files: list[int] = []
-        if _has_memory():
-            self._files = [os.memfd_create(f"tfos_nb-state-{copy}") for copy in range(_COPIES)]
-            self._files += [_unnamed_file(directory) for _ in range(_COPIES)]
-            self._files.append(os.memfd_create("tfos_nb-state-said"))
+        self._files = HeldFiles()
+        if can_hold_files():
+            for copy in range(_COPIES):
+                self._files.add_in_memory(f"tfos_nb-state-{copy}")
+            for _ in range(_COPIES):
+                self._files.add_on_disk(directory)
+            self._files.add_in_memory("tfos_nb-state-said")
 
     @property
     def places(self) -> list[str]:
         """Where a child process finds the memory: its two copies, the two files on the disk, and what was said."""
-        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+        return self._files.places
 
     def close(self) -> None:
         """Free the memory and the files."""
-        for file in self._files:
-            os.close(file)
-        self._files.clear()
-
-
-def _unnamed_file(directory: str | None) -> int:
-    with tempfile.TemporaryFile(dir=directory) as file:
-        return os.dup(file.fileno())
-
-
-def _has_memory() -> bool:
-    return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+        self._files.close()
 
 
 @dataclass(frozen=True)
