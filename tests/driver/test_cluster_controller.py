@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -622,6 +623,18 @@ def test_two_who_ask_for_stacks_at_once_both_have_their_answers(make: Callable[.
         "watch": ["of the watch"],
         "page": ["of the page", "of the page"],
     }
+
+
+def test_the_stacks_of_a_node_that_goes_are_not_waited_for(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(cluster.controller.stacks, 3 * SECONDS)
+        for node in ("worker:0", "worker:1"):
+            assert next(one for one in cluster.streams[node] if isinstance(one, AskStacks)) == AskStacks(1)
+        cluster.say(StacksTaken("worker:0", 1, "its stacks"))
+        cluster.streams["worker:1"].end()
+        assert asked.result(SECONDS).keys() == {"worker:0"}
 
 
 def test_many_nodes_may_send_at_once(make: Callable[..., Cluster]) -> None:

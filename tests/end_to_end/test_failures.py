@@ -64,13 +64,18 @@ def told(process: psutil.Process) -> str:
         return f"{told}, its threads' seconds: {threads}"
 
 
+def own_threads() -> list[threading.Thread]:
+    """Return the threads of the package."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tfos_nb")]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(spark: SparkSession) -> Iterator[None]:
     """Check after each failure that no process and no thread is left and no slot is held."""
     yield
     assert until(lambda: not tf_processes()), [told(process) for process in tf_processes()]
     assert until(lambda: not slots_busy(spark)), slots_busy(spark)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tfos_nb")]
+    assert until(lambda: not own_threads()), own_threads()
 
 
 def raising(args: Any, ctx: Any) -> None:

@@ -246,7 +246,9 @@ def test_a_fit_of_epochs_of_one_step_continues_after_one_of_the_last_ones(spark:
     found = cluster.result()
     assert (found["generation"], found["epochs"]) == (2, [list(range(150))])
     assert found["steps"] == [150], "each step is counted once"
-    assert 30 <= found["first"][0][0] <= 60, "after the steps 2, 10 and 42 at the latest a state is saved"
+    # From a state to the next one it is at most four times as far as from the one before, and at first 2 steps: if the
+    # next one after this was not before step 61, this one was not before step 16.
+    assert 16 <= found["first"][0][0] <= 60
     least, most, total = found["after"][0]
     assert (least, most) == (1, 2)
     assert 148 * 32 <= total <= 150 * 32, "the last steps of a pass have fewer rows"

@@ -453,12 +453,18 @@ class ClusterController:
         return self._ask(partial(AskLinks, places=places), asked, _PROBED_WITHIN)
 
     def _ask(self, question: Callable[[int], Any], nodes: set[str], timeout: float) -> dict[str, Any]:
-        """Ask nodes; return the answers that have come in time. The lock is held, but for the wait."""
+        """Ask nodes; return the answers that have come in time. The lock is held, but for the wait.
+
+        A node whose stream ends is not waited for.
+        """
         number = self._asked = self._asked + 1
         answers = self._answers[number] = {}
+        streams = {name: self.membership.members[name].stream for name in nodes}
         try:
             self.send(question(number), nodes)
-            self.changed.wait_for(lambda: answers.keys() >= nodes, timeout)
+            self.changed.wait_for(
+                lambda: all(name in answers or stream not in self._links for name, stream in streams.items()), timeout
+            )
         finally:
             del self._answers[number]
         return answers
