@@ -127,7 +127,7 @@ def rendered(*options: str) -> str:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     if reason := why_not():
-        pytest.fail(reason)  # nobody runs these tests but on purpose
+        pytest.fail(reason, pytrace=False)  # nobody runs these tests but on purpose
     with kubernetes(tmp_path_factory.mktemp("kubernetes"), image.build(), gpus=2) as running:
         yield running
 

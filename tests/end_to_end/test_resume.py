@@ -132,6 +132,7 @@ def test_a_fit_with_callbacks_continues_as_if_nothing_had_happened(spark: SparkS
     assert step <= 25, "it may be the epoch's first one, if no state within it had been written"
     assert expected.pop("first") == []
     assert found == expected
+    assert cluster.history.epochs == undisturbed.history.epochs, "with those of the first cluster"
     assert table == Path(tmp_path, "whole.csv").read_text()
 
 

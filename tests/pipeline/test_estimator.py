@@ -107,6 +107,7 @@ def test_an_error_of_the_function_is_raised_and_its_slots_are_freed(spark: Spark
         ({"num_ps": 1, "cluster_size": 2}, "with 1 ps and a chief no worker is left; raise it to 3"),
         ({"cluster_size": 9}, r"needs \d+ slots \(9 nodes.*Spark has 4"),
         ({"min_workers": 1}, "min_workers= needs restarts=: without restarts the first loss ends the cluster"),
+        ({"restarts": 1, "resume": True}, "resume needs model_dir, where the fit that was interrupted"),
         ({"master_node": "boss"}, "master_node must be 'chief', or 'master'"),
         (
             {"input_mapping": {"nested": "x"}, "input_mode": "tensorflow"},

@@ -22,7 +22,7 @@ from tests.pipeline.programs import build
 from tests.saved_models import column
 from tests.waiting import until
 from tfos_nb import Cluster, KerasEstimator, KerasModel, launch
-from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
 from tfos_nb.pipeline import fitting
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.selection import filled, without_nulls
@@ -187,6 +187,29 @@ def test_a_fit_goes_on_without_a_lost_host(iris: DataFrame, launched: Launched) 
     assert launched.clusters[0].snapshot().generation > 1
     assert len(fitted.history) == 60, "each epoch is there, and once"
     assert fitted.history[-1]["loss"] < fitted.history[0]["loss"]
+
+
+def test_a_fit_whose_cluster_is_gone_is_continued(iris: DataFrame, launched: Launched, tmp_path: Path) -> None:
+    kept = {"restarts": 1, "checkpoint_every": 0.1, "model_dir": str(tmp_path), "progress": "none"}
+    estimator = KerasEstimator(
+        build, cluster_size=1, epochs=60, batch_size=8, featuresCol="features", labelCol="label", **kept
+    )
+    with pytest.raises(PlanError, match=r"resume=: no run in .* has a state"):
+        estimator.copy({estimator.resume: True}).fit(iris)
+    with ThreadPool(1) as pool:
+        under_way = pool.apply_async(estimator.fit, (iris,))
+        assert until(lambda: launched.clusters and len(launched.clusters[0].history.epochs) >= 10, 60)
+        launched.clusters[0].close()
+        with pytest.raises(ClusterClosed):
+            under_way.get(60)
+    before = len(launched.clusters[0].history.epochs)
+    assert before < 60
+    fitted = estimator.setResume(True).fit(iris)
+    resumed = launched.clusters[1]
+    assert resumed.checkpoint_run == launched.clusters[0].checkpoint_run
+    assert resumed.snapshot().generation == 2
+    assert len(fitted.history) == 60, "with the epochs of the first fit"
+    assert fitted.history[:5] == launched.clusters[0].history.epochs[:5]
 
 
 def test_a_regression_with_a_custom_loss_returns_numbers(iris: DataFrame) -> None:

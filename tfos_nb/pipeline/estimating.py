@@ -98,6 +98,13 @@ class Fitting(
         column: Any = self.getOrDefault(self.weightCol)
         return [] if column is None else [column]
 
+    def _check_resume(self) -> None:
+        if self.getResume() and self.getModelDir() is None:
+            raise PlanError(
+                "resume needs model_dir, where the fit that was interrupted has saved its state: without one, each fit "
+                "has a directory of its own"
+            )
+
     def _fit_of(self, home: str, plan: dict[str, Any], writes: tuple[str, ...] = ()) -> Fit:
         """Return the settings of a fit, with a new name."""
         kind = type(self).__name__
@@ -112,6 +119,7 @@ class Fitting(
             "restarts": self.getRestarts(),
             "min_workers": self.getMinWorkers(),
             "checkpoint_every": self.getCheckpointEvery(),
+            "resume": self.getResume(),
         }
         return Fit(
             f"{kind}-{next(_fits)}",

@@ -117,6 +117,7 @@ class TFEstimator(
 
     def _fit(self, dataset: DataFrame) -> TFModel:
         self._check_functions()
+        self._check_resume()
         training, held_out = self._parts(dataset)
         spark = training.sparkSession
         mapping = self.getInputMapping() or {name: name for name in feedable(training)}
@@ -138,7 +139,7 @@ class TFEstimator(
                 fitted = fit.run(program, args, spark)
         place = fitted.result
         if self.export_fn is not None:
-            alone = self._fit_of(home, {"workers": 1, "input_mode": InputMode.TENSORFLOW}).unrecorded()
+            alone = self._fit_of(home, {"workers": 1, "input_mode": InputMode.TENSORFLOW}).single()
             place = alone.run(ExportProgram(self.export_fn), args, spark).result or args.export_dir
         model = self._model(spark, place, args)
         model.history = History(fitted.history)

@@ -97,9 +97,9 @@ class Fit:
     arguments: dict[str, Any] | None = None
     mlflow: bool | str | None = None
 
-    def unrecorded(self) -> Fit:
-        """Return the same fit without a record: it belongs to another one."""
-        return replace(self, settings={**self.settings, "record": False}, mlflow=False)
+    def single(self) -> Fit:
+        """Return the same fit for a program that belongs to it: it has no record, and nothing to continue."""
+        return replace(self, settings={**self.settings, "record": False, "resume": False}, mlflow=False)
 
     def run(self, main: Callable[[Any, Any], Any], args: Any, spark: SparkSession, rows: Rows | None = None) -> Fitted:
         """Start a cluster, feed it, wait for it, and return what its chief returned.

@@ -196,6 +196,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
         self._check_model()
+        self._check_resume()
         training, held_out = self._parts(dataset)
         columns = self._columns(training, held_out is not None)
         rows = Rows(

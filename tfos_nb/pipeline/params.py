@@ -6,6 +6,7 @@ a wrong type is a TypeError that names the Param.
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -417,6 +418,14 @@ def _to_seconds_or_none(value: Any) -> float | None:
     return None if value is None else _to_seconds(value)
 
 
+def _to_resume(value: Any) -> bool | str:
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return os.fspath(value)
+    if isinstance(value, bool):
+        return value
+    raise TypeError(f"the value must be True, False, or a run's directory, got {value!r}")
+
+
 def _to_mlflow(value: Any) -> bool | str | None:
     if value is None or isinstance(value, bool) or (isinstance(value, str) and value.strip()):
         return value
@@ -564,10 +573,16 @@ class HasRecovery(Params):
         "every how many seconds the state is also written to model_dir, with restarts; None: it is in memory only",
         _to_seconds_or_none,
     )
+    resume: Param[bool | str] = Param(
+        Params._dummy(),
+        "resume",
+        "whether to continue the fit that was saved last in model_dir, with restarts; or a run's directory",
+        _to_resume,
+    )
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(restarts=0, min_workers=None, checkpoint_every=None)
+        self._setDefault(restarts=0, min_workers=None, checkpoint_every=None, resume=False)
 
     def setRestarts(self: P, value: int) -> P:
         """Set ``restarts``."""
@@ -592,6 +607,14 @@ class HasRecovery(Params):
     def getCheckpointEvery(self) -> float | None:
         """Return ``checkpoint_every``."""
         return self.getOrDefault(self.checkpoint_every)
+
+    def setResume(self: P, value: bool | str) -> P:
+        """Set ``resume``."""
+        return self._set(resume=value)
+
+    def getResume(self) -> bool | str:
+        """Return ``resume``."""
+        return self.getOrDefault(self.resume)
 
 
 class HasMlflow(Params):

@@ -53,7 +53,15 @@ def why_not() -> str:
         return (
             f"these binaries are not built: {', '.join(missing)} (python -m tests.cluster_managers.kubernetes.binaries)"
         )
-    return hosts.why_not()
+    try:
+        with _alone():
+            return hosts.why_not()
+    except _RunsAlreadyError as error:
+        return str(error)
+
+
+class _RunsAlreadyError(Exception):
+    """A Kubernetes of these tests runs on this machine, with the same addresses of pods."""
 
 
 @dataclass
@@ -171,7 +179,7 @@ def _alone() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RuntimeError(
+            raise _RunsAlreadyError(
                 f"another Kubernetes of these tests runs on this machine, with the same addresses of pods ({PODS}): "
                 "wait for its end, or end it"
             ) from None

@@ -23,7 +23,7 @@ from tfos_nb.runtime.keras.replicas.collective_calls import call_with_all_worker
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 
-__all__ = ["autolog", "progress_callback", "was_stopped"]
+__all__ = ["PastEpoch", "autolog", "progress_callback", "was_stopped"]
 
 _REPORTS_PER_SECOND = 5
 _SECONDS_BETWEEN_AGREEMENTS = 0.5
@@ -178,7 +178,7 @@ class _Progress:
             steps=self._steps,
             epoch_end=epoch_end,
             phase=phase,
-            **{(f"{name}_metric" if name in _KNOWN else name): value for name, value in numbers.items()},
+            **_as_arguments(numbers),
         )
 
     def _send_test(self, numbers: dict[str, float], *, phase: str = EVALUATE) -> None:
@@ -193,6 +193,23 @@ class _Progress:
             phase=phase,
             **{f"{prefix}_{name}": value for name, value in numbers.items()},
         )
+
+
+@dataclass(frozen=True)
+class PastEpoch:
+    """Function that reports an epoch that an earlier cluster has done, as :func:`progress_callback` would have.
+
+    Parameters
+    ----------
+    report : callable
+        The argument of :func:`progress_callback`.
+    """
+
+    report: Callable[..., Any]
+
+    def __call__(self, epoch: int, epochs: int, metrics: dict[str, Any]) -> None:
+        """Report the metrics of epoch ``epoch`` of ``epochs``."""
+        self.report(epoch=epoch, epochs=epochs, epoch_end=True, phase=FIT, **_as_arguments(_numbers(metrics)))
 
 
 class _Agreement:
@@ -397,6 +414,10 @@ def _replicas_summed_over(model: Any, strategy: Any) -> int:
     legacy = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     return strategy.num_replicas_in_sync if legacy and workers and strategy.extended._in_multi_worker_mode() else 1
+
+
+def _as_arguments(numbers: dict[str, float]) -> dict[str, float]:
+    return {(f"{name}_metric" if name in _KNOWN else name): value for name, value in numbers.items()}
 
 
 def _numbers(logs: Any) -> dict[str, float]:

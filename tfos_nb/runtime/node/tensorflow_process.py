@@ -245,6 +245,12 @@ class TensorFlowProcess:
         return bool(self._job.settings.get("checkpoint_every")) or self._first_generation > 1
 
     @property
+    def _tells_past_epochs(self) -> bool:
+        """Whether an earlier cluster has done epochs of which the driver does not know."""
+        is_first = self._signals.generation == self._first_generation > 1
+        return is_first and bool(self._job.settings.get("autolog", True))
+
+    @property
     def _first_generation(self) -> int:
         """The generation with which the cluster has begun: above 1 if it continues an earlier one's training."""
         return int(str(self._job.settings.get("first_generation", 1)))
@@ -313,6 +319,7 @@ class TensorFlowProcess:
             hooks=setup.FIT_HOOKS,
             stored=self._stored,
             rows=ctx.stored_rows,
+            **({"tell_epoch": setup.PastEpoch(self._reporter.step)} if self._tells_past_epochs else {}),
         )
 
     def _keep_rows(self, message: RowsOfState) -> None:

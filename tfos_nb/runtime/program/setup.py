@@ -10,14 +10,14 @@ from tfos_nb.runtime.keras import fit
 from tfos_nb.runtime.keras.collective_wait import measure_waits, waited
 from tfos_nb.runtime.keras.distributed_datasets import cut_of, divide_datasets
 from tfos_nb.runtime.keras.own_loops import patch_own_loops
-from tfos_nb.runtime.keras.progress import autolog, progress_callback, was_stopped
+from tfos_nb.runtime.keras.progress import PastEpoch, autolog, progress_callback, was_stopped
 from tfos_nb.runtime.keras.saved_files import write_files_once
 from tfos_nb.runtime.keras.shuffling import patch_datasets, patch_legacy_arrays
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 from tfos_nb.runtime.program.strategies import refuse_what_fails
 from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
 
-__all__ = ["FIT_HOOKS", "autolog", "keep_fits", "patch_keras_fit", "progress_callback", "waited"]
+__all__ = ["FIT_HOOKS", "PastEpoch", "autolog", "keep_fits", "patch_keras_fit", "progress_callback", "waited"]
 
 FIT_HOOKS = FitHooks(cut_of, fit.iterator_of, fit.build_early, fit.count_from, was_stopped)
 """Facts about the patched Keras that ``keep_fits`` needs."""

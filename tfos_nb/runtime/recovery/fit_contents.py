@@ -124,7 +124,7 @@ class FitContents:
         return [_of_tensorflow(one) for one in found.values()]
 
     def own(self, variables: Sequence[Any]) -> list[Any]:
-        """Return this worker's values. They are not copied; TensorFlow changes no value that is still in use."""
+        """Return this worker's values."""
         return [own_value(self.strategy, variable) for variable in variables]
 
     def rest(self, arrays: Sequence[Any], counted: int) -> StateMetadata:
@@ -194,6 +194,15 @@ class FitContents:
                 left.remove(kept)
                 yield callback, {name: _with_arrays(decode(value)) for name, value in kept[1].items()}
 
+    def epochs_of(self, rest: StateMetadata) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number of each epoch in a saved history, from 1, and the metrics that all epochs have."""
+        for callback, attributes in self.kept_of(rest):
+            if is_named(callback, "History"):
+                epochs, metrics = attributes.get("epoch", []), attributes.get("history", {})
+                whole = {name: values for name, values in metrics.items() if len(values) == len(epochs)}
+                for place, epoch in enumerate(epochs):
+                    yield epoch + 1, {name: values[place] for name, values in whole.items()}
+
     def restore(self, rest: StateMetadata) -> None:
         """Restore the callbacks and the random generators."""
         for callback, attributes in self.kept_of(rest):
@@ -211,8 +220,12 @@ def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
 
 
 def own_value(strategy: Any, variable: Any) -> Any:
-    """Return this process's value of a variable as a NumPy array: that of its first device."""
-    return parts_of(strategy, variable)[0].numpy()
+    """Return this process's value of a variable as a NumPy array, not to be written to: that of its first device.
+
+    On a CPU it is not copied, unlike ``numpy()``: TensorFlow gives the variable another buffer when it changes while
+    this one is in use.
+    """
+    return np.asarray(parts_of(strategy, variable)[0].value())
 
 
 def is_read_over_replicas(variable: Any) -> bool:

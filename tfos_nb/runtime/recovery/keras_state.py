@@ -106,6 +106,7 @@ def keep_fits(
     hooks: FitHooks = _NO_HOOKS,
     stored: StoredStates | None = None,
     rows: StoredRows | None = None,
+    tell_epoch: Callable[..., object] = _nothing,
 ) -> None:
     """Have each ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
 
@@ -133,9 +134,22 @@ def keep_fits(
         Where the chief also writes states, for the loss of all memories.
     rows : StoredRows, optional
         Which rows states of an earlier cluster include, whose training this one continues.
+    tell_epoch : callable, optional
+        Called with the number of each epoch that an earlier cluster has done, that of all epochs, and its metrics.
     """
     keeping = _Keeping(
-        memory, finished, queue, held, request, generation, workers, frozenset(held_states), hooks, stored, rows
+        memory,
+        finished,
+        queue,
+        held,
+        request,
+        generation,
+        workers,
+        frozenset(held_states),
+        hooks,
+        stored,
+        rows,
+        tell_epoch,
     )
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
@@ -154,6 +168,7 @@ class _Keeping:
     hooks: FitHooks
     stored: StoredStates | None
     rows: StoredRows | None
+    tell_epoch: Callable[..., object]
     kept: _KeptFit | None = None  # the last fit that is kept
     _is_over: bool = False  # a fit came before which rows were read: it and what follows cannot be continued from
     _copying: Future[None] | None = None
@@ -513,6 +528,8 @@ class _KeptFit:
         self._contents.begin()
         if self._agreed is not None:
             self._contents.restore(self._agreed.rest)
+            for number, metrics in self._contents.epochs_of(self._agreed.rest):
+                self._keeping.tell_epoch(number, self._epochs, metrics)
         if self._ended:
             self._contents.model.stop_training = True  # as the callback has left it
 

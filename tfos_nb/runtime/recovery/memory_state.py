@@ -285,11 +285,12 @@ def write_state(place: str, moment: StateVersion, passes: int, arrays: Sequence[
     arrays = [np.asarray(array, order="C") for array in arrays]
     index = json.dumps([[array.dtype.name, list(array.shape)] for array in arrays]).encode()
     with open(place, "r+b", buffering=0) as file:
-        file.truncate(0)
         try:
+            file.write(bytes(len(_WHOLE)))  # what is there is no state any more, and its memory is used again
             file.seek(_HEAD.size)
             for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays), rest):
                 _write(file, memoryview(part))
+            file.truncate()
             file.seek(0)
             when = moment.fit, moment.epoch, moment.generation, moment.step
             file.write(_HEAD.pack(_WHOLE, *when, passes, len(index), len(rest)))  # last: now it is whole
