@@ -36,7 +36,7 @@ def test_the_later_of_two_states_is_read(memory: StateMemory) -> None:
         last.put(
             StateVersion(epoch),
             epoch + 10,
-            [np.full((2, 2), epoch, "float32"), np.array(7, "int64"), np.zeros((0, 3), bool)],
+            [np.full((5 - epoch, 2), epoch, "float32"), np.array(7, "int64"), np.zeros((0, 3), bool)],
         )
     assert values(last) == [[[3.0, 3.0], [3.0, 3.0]], 7, []]
     state = last.newest()
