@@ -140,6 +140,10 @@ def test_each_value_is_in_its_field() -> None:
         ({"conf": {"spark.master": "local"}}, "--conf spark.master: this setting cannot be given here"),
         ({"conf": {"spark.port.maxRetries": "50"}}, "cannot be given here: the service and the network policy have"),
         ({"conf": {"spark.driver.memory": "4Gi"}}, "--conf spark.driver.memory must be a size in Spark's units"),
+        ({"conf": {"spark.driver.memory": "2gb"}}, "--conf spark.driver.memory must be a size in Spark's units"),
+        ({"conf": {"spark.kubernetes.driver.pod.name": "x"}}, "cannot be given here: the notebook's pod says its name"),
+        ({"storage": "\uff15Gi"}, "--storage must be a size in Kubernetes' units"),
+        ({"notebook_cpus": "\u0663"}, "--notebook-cpus must be a number of CPUs"),
     ],
 )
 def test_values_that_kubernetes_or_spark_would_refuse_are_refused(given: dict[str, Any], told: str) -> None:
@@ -165,8 +169,23 @@ def test_names_that_yaml_could_take_for_something_else_are_quoted(name: str) -> 
         assert re.search(rf"""{key}: (["']){name}\1$""", made, re.MULTILINE)
 
 
-def test_a_backslash_in_a_setting_stays_one() -> None:
-    """Java reads the file: a backslash at a line's end would take the next setting into this one."""
-    made = objects(Values("n", "i", conf={"spark.a": "C:\\new\\", "spark.b": "1"}))
+def test_signs_that_java_would_take_for_its_own_are_escaped() -> None:
+    """A backslash at a line's end would take the next setting into this one, and a colon would be lost."""
+    conf = {"spark.a": "C:\\new\\", "spark.b": "1", "spark.executor.extraClassPath": ":/opt/a.jar", "spark.c": "=a=b"}
+    made = objects(Values("n", "i", conf=conf))
     lines = made["ConfigMap", "tfos-nb-spark"]["data"]["spark-defaults.conf"].splitlines()
-    assert lines[-2:] == ["spark.a   C:\\\\new\\\\", "spark.b   1"]
+    assert lines[-4:] == [
+        "spark.a   C:\\\\new\\\\",
+        "spark.b   1",
+        "spark.executor.extraClassPath   \\:/opt/a.jar",
+        "spark.c   \\=a=b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["spark.kubernetes.node.selector.kubernetes.io/arch", "spark.kubernetes.executor.annotation.sidecar.io/inject"],
+)
+def test_names_of_labels_and_annotations_may_have_a_slash(key: str) -> None:
+    made = objects(Values("n", "i", conf={key: "arm64"}))
+    assert f"{key}   arm64" in made["ConfigMap", "tfos-nb-spark"]["data"]["spark-defaults.conf"].splitlines()

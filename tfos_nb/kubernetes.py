@@ -31,9 +31,10 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*(?::\d+)?/)?"
 _IMAGE = re.compile(rf"{_HOST}{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_SPARK_SIZE = re.compile(r"(\d+)([kmgt])b?")
-_CPUS = re.compile(r"\d+(\.\d{1,3})?|\d+m")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)
+_SPARK_SIZE = re.compile(r"(\d+)([kmgt])", re.ASCII)  # without the b that Spark allows: Java gets it as -Xmx, and fails
+_CPUS = re.compile(r"\d+(\.\d{1,3})?|\d+m", re.ASCII)
+_SETTING = re.compile(r"spark(\.[\w/-]+)+", re.ASCII)  # the names of labels and annotations may have a slash
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{unit}i": 1024**power for power, unit in enumerate("KMGT", 1)
 }
@@ -75,6 +76,10 @@ _FIXED = {
     "spark.executor.memoryOverhead": "give --executor-overhead",
     "spark.executor.resource.gpu.amount": "give --gpus",
     "spark.kubernetes.executor.podTemplateFile": "--gpus chooses the template",
+    "spark.kubernetes.driver.pod.name": "the notebook's pod says its name",
+    "spark.kubernetes.driver.ownPersistentVolumeClaim": "the notebook's role may not read volume claims",
+    "spark.kubernetes.driver.reusePersistentVolumeClaim": "the notebook's role may not read volume claims",
+    "spark.kubernetes.driver.service.deleteOnTermination": "the notebook's role may not delete services",
 }
 """Settings that the manifests depend on, or that have an option."""
 
@@ -147,7 +152,7 @@ class Values:
         for key, value in self.conf.items():
             _check_setting(key, value)
         cpus = self.conf.get("spark.task.cpus", "1")
-        if not re.fullmatch(r"[1-9]\d*", cpus) or int(cpus) > self.executor_cores:
+        if not re.fullmatch(r"[1-9][0-9]*", cpus) or int(cpus) > self.executor_cores:
             cores = f"1 to {self.executor_cores}, the cores of an executor"
             raise PlanError(f"--conf spark.task.cpus must be {cores}, got {cpus}")
 
@@ -167,7 +172,7 @@ class Values:
 
 
 def _check_setting(key: str, value: str) -> None:
-    if not re.fullmatch(r"spark(\.[\w-]+)+", key):
+    if not _SETTING.fullmatch(key):
         raise PlanError(f"--conf {key}: must be a setting of Spark's and its value, such as spark.task.cpus=2")
     if key in _FIXED:
         raise PlanError(f"--conf {key}: this setting cannot be given here: {_FIXED[key]}")
@@ -390,8 +395,17 @@ def _with_settings(text: str, settings: Mapping[str, str]) -> str:
 
 
 def _property(value: str) -> str:
-    """Return a value as it stands in a file of Java's properties, in which a backslash begins an escape."""
-    return value.replace("\\", "\\\\")
+    r"""Return a value as it stands in a file of Java's properties.
+
+    A backslash begins an escape there, and one sign before the value separates it from the name.
+
+    Examples
+    --------
+    >>> print(_property(r"C:\new"), _property(":/opt/a.jar"))
+    C:\\new \:/opt/a.jar
+    """
+    escaped = value.replace("\\", "\\\\")
+    return f"\\{escaped}" if escaped.startswith((":", "=")) else escaped
 
 
 def _check_driver(settings: str, values: Values) -> None:

@@ -12,8 +12,9 @@ process is the parent of all that runs on it, pods included. When that ends, how
 others, and what they have mounted is gone. Kubernetes' folders are the usual ones (``/var/lib/kubelet``, ``/run``);
 each node sees its own there.
 
-What is left by a test that was killed: namespaces and links of its network, empty control groups, and its folder. The
-next start removes them; pytest keeps the folders of three runs.
+What is left by a test that was killed: namespaces and links of its network, empty control groups, its folder, and
+Kubernetes' usual ones, which are empty on this machine itself. The next start removes the network and the control
+groups; pytest keeps the folders of three runs.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ from tests.waiting import until
 PATIENCE = 120.0
 PODS, SERVICES, API = "10.244.0.0/16", "10.96.0.0/24", "10.96.0.1"
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_MADE = tuple(
+    map(
+        Path,
+        (
+            *("/var/lib/kubelet", "/var/lib/containerd", "/var/log/pods", "/var/log/containers", "/etc/cni"),
+            *("/var/lib/cni", "/usr/libexec/kubernetes"),
+        ),
+    )
+)
+"""Folders that kubelets and containerd use, or over which a node mounts its own."""
 
 
 def why_not() -> str:
@@ -87,10 +98,15 @@ class Kubernetes:
         """The API server's certificate, which is its own authority."""
         return self.folder / "ca.crt"
 
+    @property
+    def kubectl(self) -> list[str]:
+        """The words with which a command begins that may do everything."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.folder}/cache"]
+        return [str(binaries.FOLDER / "kubectl"), *options]
+
     def ctl(self, *words: str, given: str = "", fails: bool = False, seconds: float = 60.0) -> str:
         """Run kubectl; return what it printed, or if it ``fails``, its error."""
-        command = [str(binaries.FOLDER / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words]
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run([*self.kubectl, *words], input=given, capture_output=True, text=True, timeout=seconds)
         assert bool(done.returncode) == fails, f"kubectl {' '.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stderr if fails else done.stdout
 
@@ -152,6 +168,7 @@ def kubernetes(folder: Path, images: Path, nodes: int = 2, gpus: int = 0) -> Ite
         started.enter_context(_alone())
         _remove_control_groups()
         started.callback(_remove_control_groups)
+        started.callback(_remove_folders, [path for path in _MADE if not path.exists()])
         started.callback(_remove_data, folder)
         network = started.enter_context(hosts.network(nodes))
         made = Kubernetes(folder, network)
@@ -184,6 +201,12 @@ def _alone() -> Iterator[None]:
                 "wait for its end, or end it"
             ) from None
         yield
+
+
+def _remove_folders(made: list[Path]) -> None:
+    """Remove the usual folders that were not there before; they are empty but for links to the logs of pods."""
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_data(folder: Path) -> None:
@@ -231,10 +254,11 @@ def _write_keys(made: Kubernetes) -> None:
     for user in users:
         name = "kubeconfig" if user == "admin" else f"kubeconfig-{user.rpartition(':')[2]}"
         (folder / name).touch(0o600)
-        (folder / name).write_text(yaml.safe_dump(_kubeconfig(made, tokens[user])))
+        (folder / name).write_text(yaml.safe_dump(kubeconfig_of(made, tokens[user])))
 
 
-def _kubeconfig(made: Kubernetes, token: str) -> dict[str, Any]:
+def kubeconfig_of(made: Kubernetes, token: str) -> dict[str, Any]:
+    """Return the content of a file by which one who has a token asks the API server."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -272,7 +296,7 @@ def _start_control_plane(made: Kubernetes, started: ExitStack) -> None:
         f"--service-cluster-ip-range={SERVICES}",
         f"--token-auth-file={folder}/tokens.csv",
         "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
+        "--enable-admission-plugins=NodeRestriction,ExtendedResourceToleration",
         f"--service-account-issuer={made.url}",
         f"--service-account-key-file={made.certificate}",
         f"--service-account-signing-key-file={folder}/ca.key",
@@ -313,8 +337,7 @@ def _start_control_plane(made: Kubernetes, started: ExitStack) -> None:
 
 
 def _answers(made: Kubernetes) -> bool:
-    command = [str(binaries.FOLDER / "kubectl"), f"--kubeconfig={made.kubeconfig}", "get", "--raw=/readyz"]
-    return subprocess.run(command, capture_output=True, text=True).stdout == "ok"
+    return subprocess.run([*made.kubectl, "get", "--raw=/readyz"], capture_output=True, text=True).stdout == "ok"
 
 
 # --- a node -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.cluster_managers.kubernetes.binaries import FOLDER
 
@@ -40,6 +41,7 @@ def build() -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not _exists(_BASE):
         _build_base()
+    earlier = {_id(name) for name in (NAME, BARE)}
     with _pip_settings() as mounted:
         dockerfile = CHECKOUT / "docs" / "kubernetes" / "Dockerfile"
         options = (*_ALONE, "--layers", "--pull-never", *mounted, "--file", str(dockerfile), "--tag", NAME)
@@ -50,11 +52,19 @@ def build() -> Path:
         _run("buildah", "build", *_ALONE, "--layers", "--pull-never", "--file", str(bare), "--tag", BARE, str(FOLDER))
     if not _exists(PAUSE):
         _build_pause()
+    for old in earlier - {_id(name) for name in (NAME, BARE)} - {""}:
+        subprocess.run(["buildah", "rmi", old], capture_output=True)  # fails while somebody uses it
     return _imported((NAME, BARE, PAUSE))
 
 
 def _exists(name: str) -> bool:
     return subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode == 0
+
+
+def _id(name: str) -> str:
+    """Return the number of an image; empty if there is none."""
+    words = ["buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def _build_base() -> None:
@@ -109,6 +119,7 @@ def _imported(names: Sequence[str]) -> Path:
     for name in names:
         _run("buildah", "push", "--quiet", "--disable-compression", name, f"oci:{layout}:{name}")
     index = json.loads(layout.joinpath("index.json").read_text())
+    _remove_unused(layout / "blobs" / "sha256", index)
     for manifest in index["manifests"]:
         named = manifest["annotations"]
         named["io.containerd.image.name"] = named["org.opencontainers.image.ref.name"]
@@ -121,6 +132,18 @@ def _imported(names: Sequence[str]) -> Path:
         words = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", _IMPORT, "sh")
         _run(*words, str(store), f"{folder}/new.tar", f"{folder}/containerd.log")
     return store
+
+
+def _remove_unused(blobs: Path, index: dict[str, Any]) -> None:
+    """Remove the files of layers that no image has any more."""
+    used = set()
+    for one in index["manifests"]:
+        manifest = json.loads((blobs / one["digest"].partition(":")[2]).read_text())
+        parts = (one, manifest["config"], *manifest["layers"])
+        used |= {part["digest"].partition(":")[2] for part in parts}
+    for blob in blobs.iterdir():
+        if blob.name not in used:
+            blob.unlink()
 
 
 # While an image replaces one of the same name, nothing holds the layers that both have: containerd must not collect
