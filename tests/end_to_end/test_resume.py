@@ -175,6 +175,45 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_lost(spark: SparkSes
     assert (total, generation, count) == (sum_of_ids(3), 3, 3 * -(-ROWS // 32))
 
 
+def counting_steps_that_fail(args: dict[str, Any], ctx: Any) -> Any:
+    """Count on a parameter server how often each row was in a step; save after each epoch, and fail within one."""
+    if not ctx.is_chief:
+        return ctx.serve()
+    import tensorflow as tf
+
+    coordinator = ctx.coordinator()
+    with coordinator.strategy.scope():
+        seen = tf.Variable(tf.zeros([ROWS], tf.int64))
+    start = ctx.resume(seen=seen).epoch
+    rows = ctx.coordinator_dataset(16)
+
+    def step(batch: Any) -> Any:
+        seen.scatter_add(tf.IndexedSlices(tf.ones_like(batch["id"]), batch["id"]))
+        return tf.size(batch["id"])
+
+    for epoch in range(start, args["epochs"]):
+        for number, _ in enumerate(rows.steps(step)):
+            if (epoch, number) == args["fails"]:
+                raise RuntimeError("it fails here")
+        ctx.checkpoint(epoch=epoch + 1, seen=seen)
+    return {"seen": seen.numpy(), "generation": ctx.generation, "start": start}
+
+
+def test_a_training_with_parameter_servers_continues_after_its_last_whole_epoch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows, options = spark.range(0, ROWS, 1, 4), {"spark": spark, "restarts": 1, "model_dir": str(tmp_path)}
+    options |= {"chief": True, "workers": 1, "ps": 1}
+    with pytest.raises(NodeFailed, match="it fails here"):
+        with launch(counting_steps_that_fail, {"epochs": 3, "fails": (1, 20)}, **options) as cluster:
+            cluster.train(rows, epochs=3)
+    with launch(counting_steps_that_fail, {"epochs": 3, "fails": None}, resume=True, **options) as cluster:
+        cluster.train(rows, epochs=3)
+    found = cluster.result()
+    assert (found["start"], found["generation"]) == (1, 2)
+    assert set(found["seen"]) == {3}, "the steps of the epoch that failed are not in the state"
+
+
 def feed(cluster: Any, rows: Any) -> None:
     """Feed the rows of two fits, unless the cluster is stopped meanwhile."""
     with contextlib.suppress(ClusterClosed):
