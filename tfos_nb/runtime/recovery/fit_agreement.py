@@ -29,6 +29,8 @@ __all__ = ["Agreed", "AnyWorker", "Totals", "agree"]
 
 _STEP_BITS, _GENERATION_BITS = 28, 12
 _WORD = 8  # bytes of the integers as which other bytes are sent
+_SHORT = 64  # words
+_ATTRIBUTE = "_tfos_workers"  # of a strategy
 _PIECE = (64 << 20) // _WORD  # of a sum, in words: each needs memory of its own on every device
 
 
@@ -74,7 +76,7 @@ def agree(strategy: Any, own: State | None, fit: int = 0, last_fit: int = 0) -> 
     if strategy.num_replicas_in_sync == 1:
         latest, last = own, last_fit
     else:
-        latest, last = _latest(_Workers(strategy), own, last_fit)
+        latest, last = _latest(_Workers.of(strategy), own, last_fit)
     if latest is None:
         return None
     rest = expect(StateMetadata, latest.rest)
@@ -173,6 +175,15 @@ class _Workers:
         self._index = int(getattr(strategy.extended, "_id_in_cluster", 0))
         self._on_all = tf.function(self._run, autograph=False)
 
+    @classmethod
+    def of(cls, strategy: Any) -> _Workers:
+        """Return those of a strategy, always the same: their function is traced once."""
+        found: _Workers | None = getattr(strategy, _ATTRIBUTE, None)
+        if found is None:
+            found = cls(strategy)
+            setattr(strategy, _ATTRIBUTE, found)
+        return found
+
     def numbers(self, mine: Sequence[int]) -> Any:
         """Return the numbers of all workers, a row for each."""
         table = np.zeros((self._count, len(mine)), np.int64)
@@ -192,10 +203,13 @@ class _Workers:
         return kept if wanted else None
 
     def total(self, words: Any) -> Any:
-        """Return the sum of the vectors of all workers."""
+        """Return the sum of the vectors of all workers. Short ones are sent with one length, for which it is traced."""
         import tensorflow as tf
 
-        return self._on_all(tf.constant(words, tf.int64)).numpy()
+        size = len(words)
+        if size < _SHORT:
+            words = np.concatenate([np.asarray(words, np.int64), np.zeros(_SHORT - size, np.int64)])
+        return self._on_all(tf.constant(words, tf.int64)).numpy()[:size]
 
     def _run(self, words: Any) -> Any:
         return parts_of(self._strategy, self._strategy.run(self._on_replica, args=(words,)))[0]
@@ -218,7 +232,7 @@ class AnyWorker:
     """
 
     def __init__(self, strategy: Any) -> None:
-        self._workers = _Workers(strategy) if strategy.num_replicas_in_sync > 1 else None
+        self._workers = _Workers.of(strategy) if strategy.num_replicas_in_sync > 1 else None
 
     def says(self, mine: bool) -> bool:
         """Return whether this worker or another one says yes."""
