@@ -6,11 +6,15 @@ TensorFlow, real signals. It prints each fault and its node, and fails if the co
 worker. With ``--amid 50``, the state is also saved within the epochs. With ``--checkpoint-every 5``, the chief also
 writes the state of ``fit`` to the disk every five seconds, and at times all hosts are lost at once. With ``--detach``,
 the cluster is detached, the session that launched it ends at once, and each look at it attaches anew.
+
+After some faults it asks for all stacks, which must come at once. A hang that is reported must be that of a process
+that a signal has stopped, since nothing else hangs.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import random
 import signal
@@ -57,6 +61,8 @@ _HARM = (
     ("the process, stopped for good", itself_for_good, signal.SIGSTOP, 1),
     ("the executor, decommissioned", its_executor, signal.SIGPWR, 1),
 )
+_ASKED = 0.2  # of the faults: all stacks are asked for after them
+_STACKS_WITHIN = 10.0  # seconds
 _ALL_AT_ONCE = ("all hosts", its_host, signal.SIGKILL, 3)
 
 
@@ -69,6 +75,7 @@ class Harm:
     pick: random.Random
     all_at_once: bool = False
     done: list[str] = field(default_factory=list)
+    slowest: float = 0.0  # seconds until the stacks had come
 
     def run(self) -> None:
         """Cause a fault every few seconds, until the time is over."""
@@ -91,8 +98,31 @@ class Harm:
             except (psutil.Error, ProcessLookupError, StopIteration):
                 return  # it has just ended by itself
         snapshot, of = cluster.snapshot(), ", ".join(node.node for node in hurt)
+        if self.pick.random() < _ASKED:
+            began = time.monotonic()
+            cluster.stacks()
+            self.slowest = max(self.slowest, time.monotonic() - began)
         self.done.append(name)
         print(f"{time.strftime('%X')} {name} of {of}, generation {snapshot.generation}", flush=True)
+
+
+class Hangs(logging.Handler):
+    """Collects the hangs that clusters of this process report."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a report, and print it."""
+        if " no step for " in (said := record.getMessage()):
+            self.said.append(said)
+            print(said, flush=True)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Return the reports of something else than a stopped process."""
+        return [said for said in self.said if "was stopped by a signal" not in said]
 
 
 def _session() -> SparkSession:
@@ -120,6 +150,8 @@ def run(given: argparse.Namespace) -> int:
     if fit:  # fit cannot end by time at the same epoch on all workers
         epochs = min(epochs, round(minutes * _FIT_EPOCHS_A_MINUTE))
     spark = _session()
+    hangs = Hangs()
+    logging.getLogger("tfos_nb").addHandler(hangs)
     with tempfile.TemporaryDirectory() as folder:
         args: dict[str, Any] = {"epochs": epochs, "pause": 0.0, "until": time.time() + minutes * 60}
         options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
@@ -144,7 +176,8 @@ def run(given: argparse.Namespace) -> int:
     exact = total == sum_of_ids(passes, _ROWS)
     print(f"{len(harm.done)} times hurt, {generation} generations, {passes} epochs of {_ROWS} rows: ", end="")
     print("every row counted once an epoch" if exact else f"counted {total}, not {sum_of_ids(passes, _ROWS)}")
-    return 0 if exact else 1
+    print(f"{len(hangs.said)} hangs reported, {len(hangs.wrong)} of them false; stacks within {harm.slowest:.1f} s")
+    return 0 if exact and not hangs.wrong and harm.slowest < _STACKS_WITHIN else 1
 
 
 def main() -> None:

@@ -147,7 +147,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[At
     methods["history"] = lambda: HistoryParts.of(history)
     server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
     server.start()
-    place = DetachedPlace(STATE.id, "mnist", this_process(), str(tmp_path / "calls"), tfos_nb.__version__, time.time())
+    place = DetachedPlace(STATE.id, "mnist", this_process(), tfos_nb.__version__, str(tmp_path / "calls"), time.time())
     places.publish(place)
     yield tfos_nb.attach("mnist"), methods, stops
     server.shutdown()

@@ -30,7 +30,7 @@ def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_place(name: str = "mnist", number: int = 1, **fields: object) -> DetachedPlace:
-    usual = DetachedPlace(f"abcdef{number:06}", name, HERE, "/nowhere/calls", tfos_nb.__version__, time.time() + number)
+    usual = DetachedPlace(f"abcdef{number:06}", name, HERE, tfos_nb.__version__, "/nowhere/calls", time.time() + number)
     made = replace(usual, **fields)  # type: ignore[arg-type]
     places.publish(made)
     return made
@@ -153,6 +153,18 @@ def test_a_cluster_that_cannot_be_asked_from_here_is_refused(fields: dict[str, o
     a_place(**fields)
     with pytest.raises(PlanError, match=said):
         tfos_nb.attach("mnist")
+
+
+def test_a_cluster_of_a_version_with_other_fields_is_refused_by_its_version() -> None:
+    place = a_place(version="9.9")
+    file = places.detached_directory() / f"{place.id}.json"
+    said = json.loads(file.read_text())
+    del said["socket"], said["model_size"]
+    said |= {"of_later": [1], "process": {**said["process"], "of_later": 1}}
+    file.write_text(json.dumps(said))
+    with pytest.raises(PlanError, match=r"launched with tfos_nb 9\.9, and this kernel has"):
+        tfos_nb.attach("mnist")
+    assert [one.version for one in places.places()] == ["9.9"]
 
 
 def test_a_name_that_no_cluster_has_is_refused_with_those_that_exist() -> None:

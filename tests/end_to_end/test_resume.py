@@ -133,6 +133,8 @@ def test_a_fit_with_callbacks_continues_as_if_nothing_had_happened(spark: SparkS
     assert expected.pop("first") == []
     assert found == expected
     assert cluster.history.epochs == undisturbed.history.epochs, "with those of the first cluster"
+    ends = [[(one.epoch, one.step) for one in of.history.points() if one.ends_epoch] for of in (cluster, undisturbed)]
+    assert ends[0] == ends[1] == [(epoch, 50 * epoch) for epoch in range(1, 6)]
     assert table == Path(tmp_path, "whole.csv").read_text()
 
 

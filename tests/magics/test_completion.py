@@ -80,7 +80,7 @@ def test_with_detach_functions_are_offered_as_rows(offered, shell):
 def test_detached_clusters_are_offered(offered, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     process = this_process()
-    publish(DetachedPlace("abcdef000001", "night", process, "/nowhere", "0", 1e9))
+    publish(DetachedPlace("abcdef000001", "night", process, "0", "/nowhere", 1e9))
     assert offered("%tfos_attach ")[0] == ["night"]
 
 

@@ -196,7 +196,11 @@ def test_a_fit_whose_cluster_is_gone_is_continued(iris: DataFrame, launched: Lau
     )
     with pytest.raises(PlanError, match=r"resume=: no run in .* has a state"):
         estimator.copy({estimator.resume: True}).fit(iris)
+    with pytest.raises(PlanError, match="resume continues one fit"):
+        estimator.copy({estimator.resume: True}).fit(iris, [{estimator.epochs: 1}, {estimator.epochs: 2}])
     with ThreadPool(1) as pool:
+        with pytest.raises(PlanError, match="in the main thread"):
+            pool.apply(estimator.copy({estimator.resume: True}).fit, (iris,))
         under_way = pool.apply_async(estimator.fit, (iris,))
         assert until(lambda: launched.clusters and len(launched.clusters[0].history.epochs) >= 10, 60)
         launched.clusters[0].close()

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tfos_nb.runtime.control.reports import StepReport
+from tfos_nb.runtime.control.reports import PAST, StepReport
 from tfos_nb.state.history import History
 
 
@@ -114,6 +114,28 @@ def fit(history: History, epochs: range, *, steps: int = 4, first: int = 1, node
 
 def loss(epoch: int, step: int) -> float:
     return round(1 / (epoch + step / 10), 4)
+
+
+def past(epoch: int) -> StepReport:
+    return StepReport(epoch, 9, 4, 4, {"loss": 1.0 / epoch}, True, phase=PAST)
+
+
+def test_the_epochs_of_an_earlier_cluster_come_first_and_once() -> None:
+    history = History("worker:0")
+    for epoch in (1, 2):
+        history.record_past("worker:0", past(epoch))
+    history.begin_anew()  # nodes that were lost before their first step
+    for epoch in (1, 2):
+        history.record_past("worker:0", past(epoch))
+    history.record("worker:0", StepReport(3, 9, 2, 4, {"loss": 0.3}))
+    history.record("worker:0", StepReport(3, 9, 4, 4, {"loss": 0.25}, epoch_end=True))
+    history.begin_anew()  # this cluster's own, too, are told again then
+    for epoch in (1, 2, 3):
+        history.record_past("worker:0", past(epoch))
+        history.record_late("worker:0", past(epoch + 1))
+    history.record("worker:0", StepReport(4, 9, 4, 4, {"loss": 0.2}, epoch_end=True))
+    assert history["loss"] == [1.0, 0.5, 0.25, 0.2]
+    assert [(point.epoch, point.step) for point in history.points()] == [(1, 4), (2, 8), (3, 10), (3, 12), (4, 16)]
 
 
 def test_steps_are_counted_across_epochs() -> None:

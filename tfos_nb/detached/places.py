@@ -10,8 +10,9 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.jupyter.connection import is_id, private_directory, read_own, write_own
@@ -47,10 +48,11 @@ class DetachedPlace:
         The cluster's.
     process : Process
         The process that runs its driver.
+    version : str
+        The version of this package that it runs. Another one may have written fields that this one does not know, and
+        left out others: what stands before this one is what every version has.
     socket : str
         Path of its unix socket, on its host.
-    version : str
-        The version of this package that it runs.
     launched : float
         When it was launched, in seconds since 1970.
     model_dir : str
@@ -68,9 +70,9 @@ class DetachedPlace:
     id: str
     name: str
     process: Process
-    socket: str
     version: str
-    launched: float
+    socket: str = ""
+    launched: float = 0.0
     model_dir: str = ""
     run: str = ""
     status: str = "RUNNING"
@@ -120,8 +122,9 @@ def find(cluster_id: str) -> DetachedPlace | None:
         return None
     try:
         found = read_own(detached_directory() / f"{cluster_id}.json", _MOST_BYTES)
-        place = DetachedPlace(**{**found, "process": Process(**found["process"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        process = Process(**_known(Process, found["process"]))
+        place = DetachedPlace(**_known(DetachedPlace, found | {"process": process}))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (
         place.name, place.socket, place.version, place.model_dir, place.run, place.status, place.process.host,
@@ -130,6 +133,11 @@ def find(cluster_id: str) -> DetachedPlace | None:
     counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
     numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
     return place if numbers and all(isinstance(text, str) for text in texts) and place.id == cluster_id else None
+
+
+def _known(kind: type, found: dict[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}
 
 
 def places() -> Iterator[DetachedPlace]:

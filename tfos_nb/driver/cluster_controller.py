@@ -70,7 +70,7 @@ from tfos_nb.runtime.control.door import Link, broadcast
 from tfos_nb.runtime.control.lifecycle import MainReturned, ModelSaved, Refused, Reservation, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.runtime.control.reports import Heartbeat, LogLines
+from tfos_nb.runtime.control.reports import PAST, Heartbeat, LogLines
 from tfos_nb.runtime.feed.messages import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node.links import PROBE_SECONDS, AskLinks, LinksSeen, Pair
@@ -289,6 +289,9 @@ class ClusterController:
         member = self.membership.members[node]
         figures.beat(message, now)
         for report in message.reports:
+            if report.phase == PAST:
+                self.history.record_past(node, report)
+                continue
             figures.take(report)
             self._look_at_loss(node, figures)
             self.history.record(node, report)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import uuid
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from pyspark.ml.util import MLReadable, MLWritable
@@ -98,12 +100,22 @@ class Fitting(
         column: Any = self.getOrDefault(self.weightCol)
         return [] if column is None else [column]
 
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Any, Any]]) -> Iterator[tuple[int, Any]]:
+        """Fit once for each map of Params; a tuner calls it."""
+        if self.getResume() or any(values.get(self.resume) for values in paramMaps):
+            raise PlanError(_OF_ONE_FIT)
+        return super().fitMultiple(dataset, paramMaps)  # type: ignore[misc, no-any-return]
+
     def _check_resume(self) -> None:
-        if self.getResume() and self.getModelDir() is None:
+        if not self.getResume():
+            return
+        if self.getModelDir() is None:
             raise PlanError(
                 "resume needs model_dir, where the fit that was interrupted has saved its state: without one, each fit "
                 "has a directory of its own"
             )
+        if threading.current_thread() is not threading.main_thread():  # a tuner's, which fits a Pipeline
+            raise PlanError(_OF_ONE_FIT)
 
     def _fit_of(self, home: str, plan: dict[str, Any], writes: tuple[str, ...] = ()) -> Fit:
         """Return the settings of a fit, with a new name."""
@@ -162,6 +174,12 @@ class Fitting(
             raise PlanError(
                 "a validation DataFrame cannot be saved: use validationIndicatorCol, or setValidation(None)"
             )
+
+
+_OF_ONE_FIT = (
+    "resume continues one fit, by a call of fit in the main thread. The fits of a tuner would continue each other: "
+    "setResume(False)"
+)
 
 
 def new_home(kind: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfos_nb.rich import Rich
-from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, StepReport
+from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, PAST, StepReport
 from tfos_nb.state import figure, training_curve
 from tfos_nb.state.training_curve import Point, points_of
 
@@ -53,6 +53,7 @@ class History(Rich, Mapping[str, list[float]]):
         self._within = 0  # reports in it that do not end an epoch
         self._generation = 1
         self._anew = False
+        self._has_own = False  # a report of this cluster's own
         self._drawn: tuple[int, list[Point]] = (0, [])  # the chief's points, and of how many reports they are
         self._reports = 0
 
@@ -88,6 +89,11 @@ class History(Rich, Mapping[str, list[float]]):
         with self._lock:
             self._anew = True
             self._generation += 1
+            if not self._has_own:  # the next nodes tell all of them again
+                self._epochs.clear()
+                self._of_chief.clear()
+                self._steps.clear()
+                self._within = 0
 
     def follow(self, chief: str) -> None:
         """Set the node whose epochs count from now on."""
@@ -100,20 +106,34 @@ class History(Rich, Mapping[str, list[float]]):
         if only_phase or report.phase in (EVALUATE, OVER):
             return
         with self._lock:
-            if node not in self._steps:
-                self._steps[node] = deque(maxlen=_STEPS_KEPT if node == self._chief else self._each)
-            self._steps[node].append((self._generation, report))
-            if node == self._chief:
-                self._keep(self._generation, report)
-                if report.epoch_end:
-                    self._go_back(report.epoch)
-                    self._epochs.append(report)
+            self._has_own |= node == self._chief
+            self._record(node, report)
+
+    def record_past(self, node: str, report: StepReport) -> None:
+        """Keep the end of an epoch that an earlier cluster has done: nodes tell them before their first step.
+
+        Each generation tells them, also those that this cluster has done. They count until the chief has done a step.
+        """
+        with self._lock:
+            if not self._has_own:
+                self._record(node, report)
+
+    def _record(self, node: str, report: StepReport) -> None:
+        if node not in self._steps:
+            self._steps[node] = deque(maxlen=_STEPS_KEPT if node == self._chief else self._each)
+        self._steps[node].append((self._generation, report))
+        if node == self._chief:
+            self._keep(self._generation, report)
+            if report.epoch_end:
+                self._go_back(report.epoch)
+                self._epochs.append(report)
 
     def record_late(self, node: str, report: StepReport) -> None:
         """Keep a report that a process made before its end, and that came while its successor was awaited."""
         with self._lock:
             newest = (self._epochs[-1].epoch or 0) if self._epochs else 0
-            if report.epoch_end and node == self._chief and (report.epoch or 0) > newest:
+            is_end = report.epoch_end and report.phase != PAST
+            if is_end and node == self._chief and (report.epoch or 0) > newest:
                 self._epochs.append(report)
                 self._keep(self._generation - 1 if self._anew else self._generation, report)
 

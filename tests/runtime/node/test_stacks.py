@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ENVIRONMENT
 from tests.waiting import until
-from tfos_nb.runtime.node.stacks import frames_of_main, take_stacks
+from tfos_nb.runtime.node.stacks import frames_of_main, frames_of_others, take_stacks
 
 BEGIN = """
 import ctypes, sys, threading
@@ -88,16 +88,37 @@ def test_no_stacks_are_returned_while_native_code_holds_the_gil(
     assert until(lambda: take_stacks("worker:1", 1, pid, str(tmp_path)).text == "")
 
 
+BY_PY_SPY = """\
+Process 24500: /usr/bin/python3 train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 24550 (active): "a worker"
+    outer (/home/me/train.py:3)
+    Thread.run (/opt/lib/threading.py:982)
+    Thread._bootstrap_inner (/opt/lib/threading.py:1045)
+    Thread._bootstrap (/opt/lib/threading.py:1002)
+Thread 24500 (active+gil): "MainThread"
+    augment (/home/me/train.py:2)
+    <module> (/home/me/train.py:9)
+"""
+"""What py-spy 0.4.3 writes."""
+
+
 def test_py_spy_beside_the_executors_python_is_used(
     start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "bin" / "py-spy"
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho seen\n")
+    tool.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{BY_PY_SPY}END\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tool.with_name("python")))
     monkeypatch.setenv("PATH", "/nothing")
-    assert take_stacks("worker:1", 1, psutil.Process().pid, str(tmp_path / "no answer")).text == "seen\n"
+    taken = take_stacks("worker:1", 1, psutil.Process().pid, str(tmp_path / "no answer"))
+    assert list(map(str, frames_of_main(taken.text))) == [
+        "/home/me/train.py:2 in augment",
+        "/home/me/train.py:9 in <module>",
+    ]
+    assert [str(frames[-1]) for frames in frames_of_others(taken.text)] == ["/opt/lib/threading.py:1002 in _bootstrap"]
 
 
 def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[[str], int], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "EVALUATE",
     "FIT",
     "OVER",
+    "PAST",
     "FeedStatus",
     "GpuFigures",
     "Heartbeat",
@@ -41,8 +42,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-FIT, EVALUATE, OVER = "fit", "evaluate", "over"
-"""Phases of Keras' reports: what it does, or that it has returned."""
+FIT, EVALUATE, OVER, PAST = "fit", "evaluate", "over", "past"
+"""Phases of Keras' reports: what it does, that it has returned, or the end of an epoch of an earlier cluster."""
 
 _TICK = 0.5  # seconds: at most two messages a second with lines, and two with figures
 _MANY, _TICK_OF_MANY = 500, 1.0  # with so many nodes one a second, since all go to one driver
@@ -63,7 +64,8 @@ class StepReport:
     """Progress that a program reports.
 
     ``epoch`` and ``step`` count from 1; ``epoch_end`` marks an epoch's last. ``phase`` is :data:`FIT`, :data:`EVALUATE`
-    (then ``step`` and ``steps`` are the evaluation's) or :data:`OVER`; empty if it is not Keras that reports.
+    (then ``step`` and ``steps`` are the evaluation's), :data:`OVER` or :data:`PAST`; empty if it is not Keras that
+    reports.
     ``waited`` is the seconds that the process has waited for other workers so far; None if that is not known.
     """
 
@@ -241,7 +243,7 @@ class Reporter:
 
     def _send_step(self, report: tuple[Any, ...]) -> None:
         epoch, epochs, step, steps, metrics, epoch_end, at, phase = report
-        if phase not in ("", FIT, EVALUATE, OVER):
+        if phase not in ("", FIT, EVALUATE, OVER, PAST):
             metrics, phase = {**metrics, "phase": phase}, ""  # the user has a metric of this name
         numbers = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         counts = (_whole(epoch), _whole(epochs), _whole(step), _whole(steps))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tfos_nb.runtime.code.on_import import OnImport
-from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
+from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, PAST
 from tfos_nb.runtime.keras.replicas.collective_calls import call_with_all_workers, is_of_all_workers, shown
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 from tfos_nb.runtime.keras.versions import uses_tf_keras
@@ -207,9 +207,10 @@ class PastEpoch:
 
     report: Callable[..., Any]
 
-    def __call__(self, epoch: int, epochs: int, metrics: dict[str, Any]) -> None:
-        """Report the metrics of epoch ``epoch`` of ``epochs``."""
-        self.report(epoch=epoch, epochs=epochs, epoch_end=True, phase=FIT, **_as_arguments(_numbers(metrics)))
+    def __call__(self, epoch: int, epochs: int, steps: int | None, metrics: dict[str, Any]) -> None:
+        """Report the metrics of epoch ``epoch`` of ``epochs``, which had so many steps."""
+        numbers = _as_arguments(_numbers(metrics))
+        self.report(epoch=epoch, epochs=epochs, step=steps, steps=steps, epoch_end=True, phase=PAST, **numbers)
 
 
 class _Agreement:

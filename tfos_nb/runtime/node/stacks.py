@@ -46,6 +46,8 @@ _WITHIN, _LOOK_EVERY, _QUIET = 1.0, 0.02, 0.06  # seconds
 _MEASURED = 0.3  # seconds over which the host's figures are means
 _MOST = 256 << 10  # bytes of a text
 _FRAME = re.compile(r'^ {2}File "(.*)", line (\d+) in (.*)$')
+_SPY_THREAD = re.compile(r'^Thread (\d+) \([^)]*\)(?:: "(.*)")?$')
+_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.*):(\d+)\)$")
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 
 
@@ -196,9 +198,34 @@ def _py_spy() -> str | None:
 def _of_py_spy(tool: str, pid: int) -> str:
     """Return what py-spy sees, which also reads the memory of a stopped process; empty if it may not."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN * 3, check=True).stdout
+        command = [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN * 3, check=True)
+        return _as_faulthandler(done.stdout)
     return ""
+
+
+def _as_faulthandler(text: str) -> str:
+    """Return what py-spy has written as faulthandler writes it, the main thread first.
+
+    Examples
+    --------
+    >>> pool = ['Thread 8 (idle): "a pool"', "    Pool.take (/b.py:4)"]
+    >>> print(_as_faulthandler(os.linesep.join([*pool, 'Thread 7 (idle): "MainThread"', "    load (/a.py:3)"])))
+    Thread (main) 0x00000007 (most recent call first):
+      File "/a.py", line 3 in load
+    <BLANKLINE>
+    Thread 0x00000008 (most recent call first):
+      File "/b.py", line 4 in take
+    """
+    threads: list[tuple[bool, list[str]]] = []
+    for line in text.splitlines():
+        if thread := _SPY_THREAD.match(line):
+            is_main = thread[2] == "MainThread"
+            name = f"Thread {'(main) ' if is_main else ''}0x{int(thread[1]):08x}"
+            threads.append((is_main, [f"{name} (most recent call first):"]))
+        elif threads and (frame := _SPY_FRAME.match(line)):
+            threads[-1][1].append(f'  File "{frame[2]}", line {frame[3]} in {frame[1].rpartition(".")[2]}')
+    return "\n\n".join("\n".join(lines) for _, lines in sorted(threads, key=lambda thread: not thread[0]))
 
 
 def _state_of(pid: int) -> str:

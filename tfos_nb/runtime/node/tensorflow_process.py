@@ -246,9 +246,8 @@ class TensorFlowProcess:
 
     @property
     def _tells_past_epochs(self) -> bool:
-        """Whether an earlier cluster has done epochs of which the driver does not know."""
-        is_first = self._signals.generation == self._first_generation > 1
-        return is_first and bool(self._job.settings.get("autolog", True))
+        """Whether an earlier cluster has done epochs of which the driver may not know."""
+        return self._first_generation > 1 and bool(self._job.settings.get("autolog", True))
 
     @property
     def _first_generation(self) -> int:

@@ -63,6 +63,8 @@ class StateMetadata:
         The states of Python's and NumPy's generators.
     index : list of (str, list of int)
         The types and shapes of the arrays.
+    steps : dict of int to int
+        How many steps each epoch that is over has had, by its number from 0.
     ended : bool
         Whether a callback has ended the fit after this epoch.
     finished : bool
@@ -77,6 +79,7 @@ class StateMetadata:
     callbacks: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
     random: tuple[Any, ...] = ()
     index: list[Any] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
     ended: bool = False
     finished: bool = False
     refused: tuple[int, int] = (0, 0)
@@ -91,12 +94,18 @@ class FitContents:
         Its model, of Keras 3 or tf_keras, compiled.
     callbacks : sequence
         Its callbacks, without those of tfos_nb.
+
+    Attributes
+    ----------
+    steps : dict of int to int
+        The steps of each epoch that is over, by its number from 0; its owner counts them.
     """
 
     def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
         self.model = model
         self._callbacks = callbacks
         self._before: list[dict[str, bytes]] = []
+        self.steps: dict[int, int] = {}
 
     @property
     def strategy(self) -> Any:
@@ -140,7 +149,7 @@ class FitContents:
             for callback, before in zip(self._callbacks, self._before, strict=True)
         ]
         return StateMetadata(
-            counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays)
+            counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays), self.steps
         )
 
     def built_optimizers(self) -> list[str]:
@@ -195,16 +204,17 @@ class FitContents:
                 yield callback, {name: _with_arrays(decode(value)) for name, value in kept[1].items()}
 
     def epochs_of(self, rest: StateMetadata) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the number of each epoch in a saved history, from 1, and the metrics that all epochs have."""
+        """Yield each epoch in a saved history, counted from 0, with the metrics that all epochs have."""
         for callback, attributes in self.kept_of(rest):
             if is_named(callback, "History"):
                 epochs, metrics = attributes.get("epoch", []), attributes.get("history", {})
                 whole = {name: values for name, values in metrics.items() if len(values) == len(epochs)}
                 for place, epoch in enumerate(epochs):
-                    yield epoch + 1, {name: values[place] for name, values in whole.items()}
+                    yield epoch, {name: values[place] for name, values in whole.items()}
 
     def restore(self, rest: StateMetadata) -> None:
-        """Restore the callbacks and the random generators."""
+        """Restore the callbacks, the numbers of steps, and the random generators."""
+        self.steps = dict(rest.steps)
         for callback, attributes in self.kept_of(rest):
             for attribute, value in attributes.items():
                 setattr(callback, attribute, value)

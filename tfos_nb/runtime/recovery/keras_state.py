@@ -135,7 +135,8 @@ def keep_fits(
     rows : StoredRows, optional
         Which rows states of an earlier cluster include, whose training this one continues.
     tell_epoch : callable, optional
-        Called with the number of each epoch that an earlier cluster has done, that of all epochs, and its metrics.
+        Called with the number of each epoch that an earlier cluster has done, that of all epochs, the epoch's steps,
+        and its metrics.
     """
     keeping = _Keeping(
         memory,
@@ -266,8 +267,8 @@ class _Keeping:
 
     @property
     def continues_earlier(self) -> bool:
-        """Whether an earlier cluster's training is continued, and these are the first nodes that do so."""
-        return self.rows is not None and self.rows.since == self.generation > 1
+        """Whether an earlier cluster's training is continued: it is never begun anew, also after further losses."""
+        return self.rows is not None and self.rows.since > 1
 
     def keep(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes) -> bool:
         """Keep a state in memory; return whether there was room for it."""
@@ -373,6 +374,7 @@ class _KeptFit:
         self._amid: _MidEpochSaver | None = None
         self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
         self._first = 0  # the epoch with which it goes on
+        self._batches = 0  # steps of the running epoch
         self._ended = False  # by a callback, here or in the restored state
 
     @property
@@ -528,8 +530,9 @@ class _KeptFit:
         self._contents.begin()
         if self._agreed is not None:
             self._contents.restore(self._agreed.rest)
-            for number, metrics in self._contents.epochs_of(self._agreed.rest):
-                self._keeping.tell_epoch(number, self._epochs, metrics)
+            for epoch, metrics in self._contents.epochs_of(self._agreed.rest):
+                if epoch < self._agreed.moment.epoch:
+                    self._keeping.tell_epoch(epoch + 1, self._epochs, self._contents.steps.get(epoch), metrics)
         if self._ended:
             self._contents.model.stop_training = True  # as the callback has left it
 
@@ -566,6 +569,7 @@ class _KeptFit:
         """Save the state, if it is due, or if the user stops the cluster, which all workers do after the same step."""
         assert self._contents is not None, "training has begun"
         model = self._contents.model
+        self._batches = batch + 1
         self._left = bool(getattr(model, "stop_training", False) and self._keeping.hooks.was_stopped(model))
         if self._amid is not None:
             self._amid.step_has_ended(batch, is_last=self._left)
@@ -574,6 +578,7 @@ class _KeptFit:
         """Save the state of whole epochs, or of a fit that a callback ends with this one."""
         keeping, contents = self._keeping, self._contents
         assert contents is not None, "training has begun"
+        contents.steps[epoch] = self._batches
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
             self._amid.await_writer()

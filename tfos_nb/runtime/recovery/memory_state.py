@@ -146,7 +146,8 @@ class LastState:
     def put(self, moment: StateVersion, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
         """Write a state over the older one of the two; NumPy arrays of numbers.
 
-        If the memory is too small, it goes to the disk, and what is in the memory is freed after that.
+        If the memory is too small, it goes to the disk. What is in the memory is freed with the second one there: until
+        the driver knows the rows of the newest state, training can continue from the one before only.
 
         Raises
         ------
@@ -158,7 +159,7 @@ class LastState:
         if self._disk and not self._has_memory_for(sum(array.nbytes for array in arrays), place):
             place = min(self._disk, key=_when)
         write_state(place, moment, passes, arrays, rest)
-        if place in self._disk:
+        if place in self._disk and min(map(_when, self._disk)) > max(map(_when, self._memory)):
             for other in self._memory:
                 self._truncate(other)
 
