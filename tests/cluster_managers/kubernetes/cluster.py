@@ -43,12 +43,15 @@ PATIENCE = 120.0
 PODS, SERVICES, API = "10.244.0.0/16", "10.96.0.0/24", "10.96.0.1"
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _MADE = tuple(
-    map(
-        Path,
-        (
-            *("/var/lib/kubelet", "/var/lib/containerd", "/var/log/pods", "/var/log/containers", "/etc/cni"),
-            *("/var/lib/cni", "/usr/libexec/kubernetes"),
-        ),
+    Path(one)
+    for one in (
+        "/var/lib/kubelet",
+        "/var/lib/containerd",
+        "/var/lib/cni",
+        "/var/log/pods",
+        "/var/log/containers",
+        "/etc/cni",
+        "/usr/libexec/kubernetes",
     )
 )
 """Folders that kubelets and containerd use, or over which a node mounts its own."""

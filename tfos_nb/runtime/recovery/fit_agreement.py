@@ -208,7 +208,7 @@ class _Workers:
 
         size = len(words)
         if size < _SHORT:
-            words = np.concatenate([np.asarray(words, np.int64), np.zeros(_SHORT - size, np.int64)])
+            words = np.pad(words, (0, _SHORT - size))
         return self._on_all(tf.constant(words, tf.int64)).numpy()[:size]
 
     def _run(self, words: Any) -> Any:
