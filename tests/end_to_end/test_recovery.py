@@ -314,7 +314,7 @@ class Read:
 
 @pytest.mark.parametrize(
     ("how", "reads"),
-    [("kill", 1), ("kill the supervisor", 2), pytest.param("kill the host", 2, marks=pytest.mark.faults)],
+    [("kill the supervisor", 1), pytest.param("kill", 1, marks=pytest.mark.faults), ("kill the host", 2)],
 )
 def test_rows_that_nodes_have_kept_are_not_sent_again_and_keep_their_batches(
     spark: SparkSession, how: str, reads: int
@@ -334,7 +334,7 @@ def test_rows_that_nodes_have_kept_are_not_sent_again_and_keep_their_batches(
     assert [sum(one) for one in later] == [sum(range(ROWS))] * 4
     if reads == 1:
         assert all(one == later[0] for one in later), "the rows of each step are the same in each epoch after the first"
-    assert count.value == reads * ROWS, "of a lost supervisor's node, Spark reads the rows once more"
+    assert count.value == reads * ROWS, "of a lost host's node, Spark reads the rows once more"
 
 
 @pytest.mark.parametrize("shuffle", [0, pytest.param(300, marks=pytest.mark.faults)])
@@ -359,14 +359,16 @@ def test_losses_within_one_epoch_use_each_row_once_whoever_has_kept_it(spark: Sp
 def test_a_shuffled_epoch_goes_on_after_a_loss_in_the_order_that_it_would_have_had(spark: SparkSession) -> None:
     data = spark.range(0, ROWS, 1, 1).selectExpr("id", "id / 3000 as y")
     found = []
-    for exits in ([], [Exit("worker:0", 1, 70, "kill"), Exit("worker:0", 3, 30, "kill", 2)]):
+    for exits in ([], [Exit("worker:0", 1, 70, "kill"), Exit("worker:0", 3, 30, "kill the supervisor", 2)]):
         args = {"epochs": 4, "pause_step": 0.02, "schedule": exits, "shuffle": 500, "most": 600}
         with launch(order_of_steps, args, workers=1, spark=spark, restarts=2) as cluster:
             cluster.train(data, epochs=4)
         found.append(cluster.result())
     whole, broken = found
     assert (broken.pop("generation"), whole.pop("generation")) == (3, 1)
-    assert broken.pop("first")[0] == 3
+    epoch, step = broken.pop("first")
+    assert epoch == 3
+    assert step > 1, "the state outlives the only supervisor, in Spark's task"
     whole.pop("first")
     assert broken == whole, "not one weight differs"
 

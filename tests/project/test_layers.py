@@ -48,6 +48,11 @@ def test_modules_of_executors_load_no_notebook_library(run_script: RunScript) ->
     assert imported(run_script, modules_of("tfos_nb.runtime"), NOTEBOOK) == ""
 
 
+def test_a_supervisor_starts_without_large_libraries(run_script: RunScript) -> None:
+    large = ("numpy", "pandas", "pyarrow", "grpc", "pyspark", "tensorflow")
+    assert imported(run_script, ["tfos_nb.runtime.node.supervisor"], large) == ""
+
+
 def test_imports_follow_the_layers() -> None:
     linter = Path(sys.executable).parent / "lint-imports"
     if not linter.exists():

@@ -224,3 +224,16 @@ def test_a_backups_directory_may_be_deleted_while_it_is_read(
 
     monkeypatch.setattr(tf.io.gfile, "isdir", gone_afterwards)
     assert fit._states(str(folder)) == []
+
+
+def test_only_first_values_that_may_differ_are_sent_to_all_workers(tmp_path: pathlib.Path) -> None:
+    chief, other = run_workers(2, "first_values.py", tmp_path / "out")
+    assert chief["weights"] == other["weights"], "with other seeds, and another constant, on each worker"
+    kernel, bias, gamma, beta, mean, variance = chief["weights"]
+    assert np.any(kernel)
+    assert (bias, gamma, beta, mean, variance) == ([0] * 3, [1] * 3, [0] * 3, [0] * 3, [1] * 3)
+    assert chief["slots"] == other["slots"]
+    of_model, of_optimizer = chief["sent"]
+    assert chief["sent"] == other["sent"]
+    assert of_model == 2 + 2, "kernel and bias; the optimizer's iterations and learning rate, as values"
+    assert of_optimizer == 0, "its moments begin with zeros"

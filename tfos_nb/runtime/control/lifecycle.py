@@ -46,7 +46,8 @@ class NodeJob:
     ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.code.payload`). ``host`` is the address
     by which other nodes reach this one, if it is not the address of the route to the driver. ``relayed`` says that the
     door is reached through a relay. ``warm_token`` and ``anchor`` are for the application's warm server, which is not
-    used without a token (:class:`tfos_nb.runtime.node.warm_process.ServerTerms`).
+    used without a token (:class:`tfos_nb.runtime.node.warm_process.ServerTerms`). ``files`` are open files of the task
+    that the supervisor inherits (:attr:`tfos_nb.runtime.node.node_files.NodeFiles.descriptors`).
     """
 
     node: str
@@ -67,6 +68,7 @@ class NodeJob:
     relayed: bool = False
     warm_token: str = field(default="", repr=False)
     anchor: int = 0
+    files: tuple[tuple[int, ...], ...] = ()
 
 
 @message

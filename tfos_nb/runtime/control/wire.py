@@ -13,13 +13,16 @@ import dataclasses
 import enum
 import functools
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgpack
-import numpy as np
+
+if typing.TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["MAX_MESSAGE_BYTES", "NotData", "decode", "encode", "encode_result", "expect", "message"]
 
@@ -153,9 +156,9 @@ def _default(value: Any, depth: int) -> Any:
         return value.value
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _encode(list(value), depth))
-    if isinstance(value, np.ndarray) and _has_plain_type(value):
+    if _is_array(value) and _has_plain_type(value):
         return msgpack.ExtType(_ARRAY, _encode([value.dtype.str, list(value.shape), value.tobytes()], depth))
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
+    if _is_number(value) and not value.dtype.hasobject:
         return value.item()
     for plain in _PLAIN:  # subclasses, such as collections.defaultdict
         if isinstance(value, plain):
@@ -163,8 +166,20 @@ def _default(value: Any, depth: int) -> Any:
     raise NotData(f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent as data")
 
 
+def _is_array(value: Any) -> bool:
+    """Whether it is a NumPy array. There is none before NumPy is imported, which a supervisor does without."""
+    return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one of NumPy's numbers."""
+    return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].generic)
+
+
 def _has_plain_type(array: np.ndarray[Any, Any]) -> bool:
     """Whether the type's short name describes it fully: not for objects, named fields, or types such as bfloat16."""
+    import numpy as np
+
     return not array.dtype.hasobject and np.dtype(array.dtype.str) == array.dtype
 
 
@@ -180,6 +195,8 @@ def _ext_hook(code: int, data: bytes, depth: int) -> Any:
 
 
 def _array(dtype: str, shape: list[int], raw: bytes) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     if not _DTYPE.fullmatch(dtype):  # NumPy accepts more: structures, and obsolete names
         raise ValueError(f"{dtype[:50]!r} is not a type of an array")
     array: np.ndarray[Any, Any] = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
@@ -244,12 +261,12 @@ def _check_result(value: Any, path: str) -> None:
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             _check_result(item, f"{path}[{index}]")
-    elif isinstance(value, np.ndarray):
+    elif _is_array(value):
         if value.dtype.hasobject:
             raise NotData(f"{path} is an array of Python objects: convert it to a numeric dtype")
         if not _has_plain_type(value):
             raise NotData(f"{path} is an array of {value.dtype}: convert it, for example with .astype('float32')")
-    elif not isinstance(value, (type(None), bool, int, float, str, bytes, np.generic)):
+    elif not isinstance(value, (type(None), bool, int, float, str, bytes)) and not _is_number(value):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise NotData(
             f"{path} is a {kind}: a result is data (numbers, text, lists, dictionaries, NumPy arrays). "

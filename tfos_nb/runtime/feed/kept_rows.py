@@ -1,12 +1,12 @@
-"""A node's rows on its host's disk, in files that its supervisor holds: they outlive the process that received them.
+"""A node's rows on its host's disk, in files that others hold: they outlive the process that received them.
 
 ::
 
-    supervisor: file A, file B, which is whole ◀── written in turn ── TF process of generation 1
-                                               ─── read ────────────▶ TF process of generation 2
+    file A, file B, which is whole ◀── written in turn ── TF process of generation 1
+                                   ─── read ────────────▶ TF process of generation 2
 
-After a loss, a node that has kept its rows needs none of them from Spark. The files have no names, so they are gone
-with the supervisor, however that ends. A process writes a feed's rows into a file that no pass reads, and in which no
+After a loss, a node that has kept its rows needs none of them from Spark. The node's task or supervisor holds the files
+(:mod:`tfos_nb.runtime.node.node_files`). A process writes a feed's rows into a file that no pass reads, and in which no
 row is still in use. When all of them are there, that file is the whole one. The rows of the last feed stay until the
 next one begins.
 """
@@ -33,17 +33,19 @@ _MARK = b"tfos_nb1"
 
 
 class KeptFiles:
-    """The supervisor's side of the files. Only Linux has it.
+    """The side of the process that holds the files. Only Linux has it.
 
     Parameters
     ----------
     directory : str
         Where the rows are written.
+    inherited : sequence of int
+        :attr:`descriptors` of the process that has created the files, if this one has inherited them.
     """
 
-    def __init__(self, directory: str) -> None:
-        self._files = HeldFiles()
-        if not can_hold_files():
+    def __init__(self, directory: str, inherited: Sequence[int] = ()) -> None:
+        self._files = HeldFiles(inherited)
+        if inherited or not can_hold_files():
             return
         try:
             for _ in range(_FILES):
@@ -51,6 +53,11 @@ class KeptFiles:
             self._files.add_in_memory("tfos_nb-rows-whole")
         except OSError:  # a feed says so that finds no room there
             self._files.close()
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files, for a child process that inherits them."""
+        return self._files.descriptors
 
     @property
     def places(self) -> list[str]:

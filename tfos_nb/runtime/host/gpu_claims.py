@@ -20,12 +20,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.host.gpu import open_nvml
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["GPU_COUNT_SCHEMA", "GpuClaims", "GpuCount", "GpusTaken"]
 
@@ -145,6 +146,8 @@ class GpuCount:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row: the host's name and its number of GPUs."""
         deque(batches, maxlen=0)
+        import pyarrow as pa  # here, since a supervisor does without
+
         yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "gpus": [len(GpuClaims())]})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 
 __all__ = ["HeldFiles", "can_hold_files"]
 
@@ -14,7 +15,12 @@ def can_hold_files() -> bool:
 
 
 class HeldFiles:
-    """Files in memory and on the disk, which are gone with the process that holds them, however it ends.
+    """Files in memory and on the disk, which are gone with the last process that holds them, however it ends.
+
+    Parameters
+    ----------
+    inherited : sequence of int
+        :attr:`descriptors` of a parent process that this one has inherited, to begin with.
 
     Examples
     --------
@@ -26,8 +32,8 @@ class HeldFiles:
     >>> files.close()
     """
 
-    def __init__(self) -> None:
-        self._files: list[int] = []
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
+        self._files = list(inherited)
 
     def add_in_memory(self, name: str) -> None:
         """Add an empty file in memory; the name is seen in the list of open files only."""
@@ -48,6 +54,11 @@ class HeldFiles:
         """
         with tempfile.TemporaryFile(dir=directory) as file:
             self._files.append(os.dup(file.fileno()))
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files, in the order in which they were added."""
+        return tuple(self._files)
 
     @property
     def places(self) -> list[str]:

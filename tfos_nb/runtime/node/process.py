@@ -35,7 +35,7 @@ _ALLOCATION = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 _LAST_WORDS = 1.0  # seconds to read the last messages of a process that has ended
-_CONTINUED_AFTER = 1 / 3  # of the heartbeat_timeout: a process that a signal has stopped
+_CONTINUED_AFTER = 1 / 6  # of the heartbeat_timeout: a process that a signal has stopped
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,11 @@ class NodeProcess:
         self._reporting.start()
         threading.Thread(target=self._await_exit, name="tfos_nb exit", daemon=True).start()
         self._listener = threading.Thread(target=self._listen, name="tfos_nb node", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def listen(self) -> None:
         """Pass its messages on from now on, including those that are already waiting."""

@@ -11,12 +11,14 @@ user would end the training. Spark then retries this task on some executor. The 
 and the task only holds a slot for it.
 
 If the cluster may start its nodes again, a task whose supervisor has ended asks whether another is wanted, and starts
-it. A supervisor also ends when it is cut off from the driver; the task then keeps asking for a while.
+it. The new one finds the node's rows and states, which the task holds (:mod:`tfos_nb.runtime.node.node_files`). A
+supervisor also ends when it is cut off from the driver; the task then keeps asking for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import socket
@@ -26,7 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import grpc
@@ -38,6 +40,7 @@ from tfos_nb.runtime.control.lifecycle import NodeJob
 from tfos_nb.runtime.control.processes import kill_group, path_variable, refuses, start_module, write_frame
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.host.output import without_chatter
+from tfos_nb.runtime.node.node_files import NodeFiles
 
 __all__ = [
     "HoldsSlot",
@@ -53,6 +56,7 @@ __all__ = [
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
+_DECIDED_SECONDS = 0.05  # between two questions: the driver finds out in a moment which node failed first
 _CUT_OFF_SECONDS = 30.0  # in which an unreachable driver may come back; a supervisor waits less long
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _ASKED_A_SECOND = 20  # questions of the tasks of one job
@@ -138,22 +142,23 @@ class NodeTask:
         """Run the node until it ends or the task leaves it."""
         deque(batches, maxlen=0)
         job = self._job()
-        with DoorClient(self.door) as door:
-            code = 0 if self._is_there(job.node, door) else self._run(job, door)
+        with DoorClient(self.door) as door, contextlib.closing(_Held()) as held:
+            code = 0 if self._is_there(job.node, door) else self._run(job, door, held)
             if self.hold and code is not None:
-                code = self._stay(job, door, code)
+                code = self._stay(job, door, held, code)
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code or 0], pa.int32())})
 
-    def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
+    def _stay(self, job: NodeJob, door: DoorClient, held: _Held, code: int | None) -> int | None:
         """Hold the slot, and start the node again if wanted; return its last exit code, or None if it continues."""
         never = threading.Event()
         while code is not None and (there := self._whether_there(job, door)) is not None:
             if not there:
-                code = self._run(job, door)
-            elif slot_use(HoldsSlot(job.node, executor=job.executor), door) is SlotUse.LEAVE:
+                code = self._run(job, door, held)
+                continue
+            held.close()  # the node has others where it runs
+            if slot_use(HoldsSlot(job.node, executor=job.executor), door) is SlotUse.LEAVE:
                 return None
-            else:
-                never.wait(_LOOK_SECONDS)
+            never.wait(_LOOK_SECONDS)
         return code
 
     def _whether_there(self, job: NodeJob, door: DoorClient) -> bool | None:
@@ -204,19 +209,21 @@ class NodeTask:
             return bool(door.ask(NodeThere(node)))
         return False
 
-    @staticmethod
-    def _is_wanted(job: NodeJob, door: DoorClient) -> bool:
-        never = threading.Event()
+    def _is_wanted(self, job: NodeJob, door: DoorClient) -> bool:
+        never, pause = threading.Event(), _LOOK_SECONDS if self.door.relayed else _DECIDED_SECONDS
         while (wanted := door.ask(NodeWanted(job.node, job.executor))) is None:
-            never.wait(_LOOK_SECONDS / 4)  # the driver first finds out which node failed first
+            never.wait(pause)
         return bool(wanted)
 
-    def _run(self, job: NodeJob, door: DoorClient) -> int | None:
+    def _run(self, job: NodeJob, door: DoorClient, held: _Held) -> int | None:
         """Run a supervisor to its end and return its code; None if it continues without this task."""
+        if self.hold and job.settings.get("restarts"):
+            job = replace(job, files=held.descriptors())
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.node.supervisor",
                 env={**os.environ, "PYTHONPATH": path_variable()},
+                fds=tuple(itertools.chain(*job.files)),
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,
             )
@@ -233,6 +240,7 @@ class NodeTask:
             if code is None:
                 return None
             kill_group(supervisor)
+            held.end_user()
             if code != 0:
                 complaints.seek(0)
                 text = without_chatter(complaints.read()[-8000:].decode(errors="replace"))
@@ -258,6 +266,29 @@ class NodeTask:
                 return None
             if use is SlotUse.END:
                 kill_group(supervisor)
+
+
+class _Held:
+    """The files of the node that a task runs. While it runs none, there are no files."""
+
+    def __init__(self) -> None:
+        self._files: NodeFiles | None = None
+
+    def descriptors(self) -> tuple[tuple[int, ...], ...]:
+        """Return the open files, which a supervisor inherits."""
+        self._files = self._files or NodeFiles()
+        return self._files.descriptors
+
+    def end_user(self) -> None:
+        """End the TensorFlow process that an ended supervisor has left. Leave the files to it if it does not end."""
+        if self._files is not None and not self._files.end_user():
+            self.close()
+
+    def close(self) -> None:
+        """Release the files."""
+        if self._files is not None:
+            self._files.close()
+        self._files = None
 
 
 def slot_use(question: HoldsSlot, door: DoorClient) -> SlotUse:

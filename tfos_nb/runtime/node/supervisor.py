@@ -48,16 +48,14 @@ from tfos_nb.runtime.control.processes import address_towards, private_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import messages
-from tfos_nb.runtime.feed.kept_rows import KeptFiles
 from tfos_nb.runtime.feed.positions import PositionHeld, RowsOfState
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node.links import AskLinks, see_links
+from tfos_nb.runtime.node.node_files import NodeFiles
 from tfos_nb.runtime.node.process import Exited, NodeProcess, ProcessMessage, environment_of
 from tfos_nb.runtime.node.stacks import AskStacks
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
-from tfos_nb.runtime.recovery.memory_state import StateMemory
-from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 
 _HEARTBEAT_EVERY = 1.0
@@ -104,12 +102,10 @@ class Supervisor:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
         self._temporary = private_directory("scratch", sockets=False)
-        self._state = StateMemory(self._temporary) if self._lasting else None
-        kept = self._state.places if self._state is not None else []
-        finished = os.path.join(self._temporary, "fits")
-        self._rows = KeptFiles(spill_directory()) if self._lasting else None
-        kept_rows = self._rows.places if self._rows is not None else []
-        more = {"kept": kept, "finished": finished, "kept_rows": kept_rows}
+        self._files = NodeFiles(self._temporary, job.files) if self._lasting else None
+        more: dict[str, object] = {"finished": os.path.join(self._temporary, "fits")}
+        if self._files is not None:
+            more |= {"kept": self._files.states, "kept_rows": self._files.rows}
         self._job = replace(job, settings={**job.settings, **more})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)
@@ -144,10 +140,8 @@ class Supervisor:
                 self._warm.close()
             if self._board is not None:
                 self._board.stop()
-            if self._state is not None:
-                self._state.close()
-            if self._rows is not None:
-                self._rows.close()
+            if self._files is not None:
+                self._files.close()
             self._claims.close()
             for directory in (self._directory, self._temporary):
                 remove_directory(directory)
@@ -208,6 +202,8 @@ class Supervisor:
             warm=self._warm,
         )
         self._ended = False
+        if self._files is not None:
+            self._files.used_by(process.pid)
         return process
 
     def _meet_driver(self, reason: str | None) -> None:

@@ -74,22 +74,29 @@ class StateVersion:
 
 
 class StateMemory:
-    """The supervisor's side of the states' memory. Only Linux has it.
+    """The side of the process that holds the states' memory. Only Linux has it.
 
     Parameters
     ----------
     directory : str, optional
         Where the files are that hold what the memory cannot. By default the temporary directory.
+    inherited : sequence of int
+        :attr:`descriptors` of the process that has created the memory, if this one has inherited it.
     """
 
-    def __init__(self, directory: str | None = None) -> None:
-        self._files = HeldFiles()
-        if can_hold_files():
+    def __init__(self, directory: str | None = None, inherited: Sequence[int] = ()) -> None:
+        self._files = HeldFiles(inherited)
+        if not inherited and can_hold_files():
             for copy in range(_COPIES):
                 self._files.add_in_memory(f"tfos_nb-state-{copy}")
             for _ in range(_COPIES):
                 self._files.add_on_disk(directory)
             self._files.add_in_memory("tfos_nb-state-said")
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files, for a child process that inherits them."""
+        return self._files.descriptors
 
     @property
     def places(self) -> list[str]:

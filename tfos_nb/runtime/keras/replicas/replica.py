@@ -526,6 +526,7 @@ class _Thread(threading.local):
     keeper: Replica | None = None  # the same, but set in steps of the program's own too
     one_process = False  # the called function already gets the rows of all replicas
     adds_up = False  # a sum of this package is running, which must not change gradients
+    first_value: Callable[[], Any] | None = None  # of the variable that is being created, if each worker makes it
     reads_later = False  # Keras collects the results of a step, and reads the metrics again at the end of the epoch
 
 

@@ -30,6 +30,8 @@ def patch_states() -> None:
     owner.assign = _assigned(owner.assign)
     owner = next(c for c in keras.Variable.__mro__ if "_initialize" in vars(c))
     owner._initialize = _begun_once(owner._initialize)
+    owner = next(c for c in keras.Variable.__mro__ if "_initialize_with_initializer" in vars(c))
+    owner._initialize_with_initializer = _made_everywhere(owner._initialize_with_initializer)
     values_util.on_read_assign_cross_replica = _whole(values_util.on_read_assign_cross_replica)
     _let_be_numbers()
     _send_any_type()
@@ -129,6 +131,27 @@ def _begun_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], No
     return initialize
 
 
+def _made_everywhere(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Wrap ``Variable._initialize_with_initializer``: each worker makes zeros and ones itself.
+
+    TensorFlow sends the chief's first value of each variable to all workers, one after another. Most variables begin
+    with zeros: the optimizer's, biases, metrics.
+    """
+
+    @functools.wraps(original)
+    def initialize_with_initializer(self: Any, initializer: Any) -> None:
+        import keras
+
+        before, alike = current.first_value, type(initializer) in (keras.initializers.Zeros, keras.initializers.Ones)
+        current.first_value = functools.partial(initializer, self._shape, dtype=self._dtype) if alike else None
+        try:
+            original(self, initializer)
+        finally:
+            current.first_value = before
+
+    return initialize_with_initializer
+
+
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``on_read_assign_cross_replica``, which assigns a count outside of a step.
 
@@ -155,7 +178,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _send_any_type() -> None:
-    """Patch TensorFlow to send the first value of a variable of any type to all workers."""
+    """Patch TensorFlow to send the first value of a variable of any type to all workers, unless each makes it."""
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
@@ -163,11 +186,15 @@ def _send_any_type() -> None:
 
     @functools.wraps(send)
     def broadcast_send(value: Any, shape: Any, dtype: Any, group_size: int, *args: Any) -> Any:
+        if current.first_value is not None:
+            return value
         kind = sent_as(dtype)
         return tf.cast(call_in_group(group_size, send, tf.cast(value, kind), shape, kind, group_size, *args), dtype)
 
     @functools.wraps(receive)
     def broadcast_recv(shape: Any, dtype: Any, group_size: int, *args: Any) -> Any:
+        if current.first_value is not None:
+            return tf.cast(current.first_value(), dtype)
         return tf.cast(call_in_group(group_size, receive, shape, sent_as(dtype), group_size, *args), dtype)
 
     collective_ops.broadcast_send, collective_ops.broadcast_recv = broadcast_send, broadcast_recv

@@ -1,0 +1,112 @@
+"""The files of a node that outlive its processes: states in memory, rows on the disk, and which process uses them.
+
+::
+
+    Spark's task ── inherited ──▶ supervisor 1 ──▶ TF process 1
+                 ── inherited ──▶ supervisor 2 ──▶ TF process 2, after the task has ended TF process 1
+
+The task that holds a node's slot creates them, so that a node whose supervisor was killed needs neither rows from Spark
+nor a state from its peers. A supervisor without such a task creates them itself. The files have no names, so they are
+gone with the last process that holds them, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from tfos_nb.runtime.control.processes import kill_group
+from tfos_nb.runtime.feed.kept_rows import KeptFiles
+from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
+from tfos_nb.runtime.recovery.memory_state import StateMemory
+from tfos_nb.runtime.storage.paths import spill_directory
+
+__all__ = ["NodeFiles"]
+
+_PROCESS = struct.Struct("!qd")  # its id, and the time of its start, since ids are used again
+_ENDED_WITHIN, _LOOK_SECONDS = 5.0, 0.01  # the kernel may take a moment to end a killed process
+
+
+class NodeFiles:
+    """Create a node's files, or take over those that another process has created.
+
+    Parameters
+    ----------
+    temporary : str, optional
+        Where the states are written that the memory cannot hold. By default the temporary directory.
+    inherited : sequence of sequences of int
+        :attr:`descriptors` of the process that has created them, if this one has inherited them.
+
+    Examples
+    --------
+    >>> files = NodeFiles()
+    >>> again = NodeFiles(inherited=files.descriptors)
+    >>> again.states == files.states, again.rows == files.rows
+    (True, True)
+    >>> files.close()
+    """
+
+    def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
+        states, rows, process = inherited or ((), (), ())
+        self._states = StateMemory(temporary, states)
+        self._rows = KeptFiles(spill_directory(), rows)
+        self._process = HeldFiles(process)
+        if not process and can_hold_files():
+            self._process.add_in_memory("tfos_nb-process")
+
+    @property
+    def descriptors(self) -> tuple[tuple[int, ...], ...]:
+        """The open files, for a child process that inherits them."""
+        return self._states.descriptors, self._rows.descriptors, self._process.descriptors
+
+    @property
+    def states(self) -> list[str]:
+        """Where a child process finds the memory of the states."""
+        return self._states.places
+
+    @property
+    def rows(self) -> list[str]:
+        """Where a child process finds the rows."""
+        return self._rows.places
+
+    def used_by(self, pid: int) -> None:
+        """Record which process uses them."""
+        for file in self._process.descriptors:
+            with contextlib.suppress(psutil.Error):  # it has ended already
+                os.pwrite(file, _PROCESS.pack(pid, psutil.Process(pid).create_time()), 0)
+
+    def end_user(self) -> bool:
+        """End the process that uses them, whose supervisor has ended; return False if it does not end.
+
+        Another process must not share the files with it.
+        """
+        for file in self._process.descriptors:
+            said = os.pread(file, _PROCESS.size, 0)
+            if len(said) == _PROCESS.size:
+                return _ends(*_PROCESS.unpack(said))
+        return True
+
+    def close(self) -> None:
+        """Release the memory and the disk space, unless another process holds the files too."""
+        for files in (self._states, self._rows, self._process):
+            files.close()
+
+
+def _ends(pid: int, since: float) -> bool:
+    deadline, never = time.monotonic() + _ENDED_WITHIN, threading.Event()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() != since:
+            return True
+        kill_group(process)
+        while process.status() != psutil.STATUS_ZOMBIE:  # its parent may take a second to wait for it
+            if time.monotonic() > deadline:
+                return False
+            never.wait(_LOOK_SECONDS)
+    return True
