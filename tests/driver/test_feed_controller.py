@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -157,6 +158,46 @@ def test_a_new_generation_gets_only_the_rows_that_it_has_not_kept() -> None:
         box.controller.pass_done(messages.PassDone(name, 1, 1, 50))
     assert box.controller.has_made(feed, 3)
     assert not box.controller.has_made(feed, 4)
+
+
+def validated(box: Fed) -> int:
+    """Feed validation rows, one more to the first node; return the feed's number."""
+    feed = box.controller.begin(2, True, 1, 1, FeedOf(box.controller.begin_call(), validates=True))
+    box.open(0, feed=feed.number)
+    box.controller.asked(messages.ClaimRows(feed.number, 0, 0, 5, 0, 5, ()))
+    box.controller.asked(messages.PartitionDone(feed.number, 0, 5, spilled=True))
+    box.controller.end(feed, 0)
+    box.controller.close_ledgers([feed])
+    return feed.number
+
+
+def test_validation_rows_that_all_nodes_have_kept_are_announced_as_there() -> None:
+    box = Fed(2)
+    number = validated(box)
+    box.controller.begin(3, True, 1, 3, FeedOf(1, validation=number))
+    restart(box)
+    for name, place in box.places.items():
+        box.places[name] = replace(place, kept_validation=number)
+    box.sent.clear()
+    assert box.controller.resume_validation(number, FeedOf(1, validates=True))
+    for name, rows in (("worker:0", 3), ("worker:1", 2)):
+        begins, schema, ends = (message for message, nodes in box.sent if nodes == [name])
+        assert (begins.feed, begins.validates, begins.again.kept, begins.again.rows) == (number, True, True, rows)
+        assert schema == messages.FeedSchema(number, SCHEMA, {"x": (3,)})
+        assert ends == messages.FeedEnds(number, rows, 0, 5, 2, 3)
+
+
+@pytest.mark.parametrize("kept", [{}, {"worker:0": 1}, {"worker:0": 1, "worker:1": 7}])
+def test_validation_rows_that_a_node_has_not_kept_are_fed_again(kept: dict[str, int]) -> None:
+    box = Fed(2)
+    number = validated(box)
+    restart(box)
+    for name, feed in kept.items():
+        box.places[name] = replace(box.places[name], kept_validation=feed)
+    box.sent.clear()
+    assert not box.controller.resume_validation(number, FeedOf(1, validates=True))
+    assert not box.controller.resume_validation(number + 1, FeedOf(1, validates=True))
+    assert box.sent == []
 
 
 @pytest.mark.parametrize(("kept", "passes"), [({}, 0), ({"worker0": 2}, 0), ({"worker0": 1}, 4), ({"worker0": 1}, -1)])

@@ -202,9 +202,12 @@ def test_keras_fit_continues_in_the_middle_of_an_epoch(
         "shuffle": shuffle,
         "validates": validates,
     }
+    read = spark.sparkContext.accumulator(0)
+    validation = spark.createDataFrame(spark.sparkContext.parallelize(range(100), 2).map(Read(read)), data.schema)
     with launch(counting_fit, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path / "m")) as cluster:
-        cluster.train(data, epochs=3, validation=data.limit(100) if validates else None)
+        cluster.train(data, epochs=3, validation=validation if validates else None)
     total, generation, begun, count, first, epochs, losses = cluster.result()
+    assert read.value == 100 * validates, "Spark reads the validation rows once"
     assert (total, generation) == (sum_of_ids(3), 3)
     assert begun == list(range(last[0] - 1, 3))
     steps = -(-ROWS // 32)

@@ -81,6 +81,7 @@ class Feed:
     delivered: int = 0  # rows of the first delivery
     sent_again: set[int] = field(default_factory=set)  # partitions that an attempt has finished since
     is_kept: bool = True  # all rows that were sent again are on disk
+    shares: dict[str, int] = field(default_factory=dict)  # of validation rows, once they are delivered
 
     @property
     def progress(self) -> FeedProgress:
@@ -242,6 +243,31 @@ class FeedController:
                 self._end(feed, self.nodes)
             self._changed.notify_all()
 
+    def resume_validation(self, number: int, place: FeedOf) -> bool:
+        """Tell a new generation that it has the validation rows of this feed; return False if a node has not kept them.
+
+        Parameters
+        ----------
+        number : int
+            The feed.
+        place : FeedOf
+            Its call of ``train``, as it is numbered now.
+        """
+        with self._changed:
+            feed, places = self._feeds.get(number), self._membership.feed_places
+            kept = {node for node in self.nodes if node in places and places[node].kept_validation == number}
+            if feed is None or not kept == feed.shares.keys() == set(self.nodes):
+                return False
+            feed.rendezvous, feed.place, feed.told = self._membership.rendezvous, place, set(self.nodes)
+            counts = feed.shares.values()
+            for node, rows in feed.shares.items():
+                again = messages.FeedAgain(messages.PassPosition(), rows, sum(counts), max(counts), kept=True)
+                self._send(messages.FeedBegins(number, feed.passes, feed.spill, **vars(place), again=again), [node])
+                self._send(messages.FeedSchema(number, feed.schema, feed.lengths), [node])
+                self._send(messages.FeedEnds(number, rows, 0, sum(counts), min(counts), max(counts)), [node])
+            self._changed.notify_all()
+            return True
+
     def end_resumed(self, feed: Feed) -> None:
         """Tell the nodes that all rows have been sent to those that lacked them, and how often to repeat them.
 
@@ -385,6 +411,8 @@ class FeedController:
         """Tell each node that its share is complete, how many rows it has, and how often to repeat it."""
         with self._changed:
             feed.replays = replays
+            if feed.place.validates:
+                feed.shares = feed.ledger.shares()
             told = dict.fromkeys([*feed.ledger.claimed, *feed.skipped])  # a node that came late has no share
             self._end(feed, [node for node in told if node not in feed.lacking])
 

@@ -89,10 +89,17 @@ class Training:
             self.partitions.use(parallelism)
             self.controller.feeds.parallelism = self.partitions.parallelism
 
-    def begin_call(self, validation: Any = None, number: int | None = None) -> FeedOf:
-        """Number a call of ``train``, and send its validation rows, which were checked before."""
+    def begin_call(self, validation: Any = None, number: int | None = None, kept: int = 0) -> FeedOf:
+        """Number a call of ``train``, and send its validation rows, which were checked before.
+
+        ``kept`` is the feed that has brought them to an earlier generation: the nodes may have them still.
+        """
         place = FeedOf(self.controller.feeds.begin_call(number), queue=self.queue)
-        return place if validation is None else replace(place, validation=self._keep(validation, place))
+        if validation is None:
+            return place
+        if kept and self.controller.feeds.resume_validation(kept, replace(place, validates=True)):
+            return replace(place, validation=kept)
+        return replace(place, validation=self._keep(validation, place))
 
     def _keep(self, validation: Any, place: FeedOf) -> int:
         """Send the validation rows, which the nodes keep; return the feed's number."""
@@ -376,6 +383,7 @@ class Call:
     place: FeedOf | None = None
     held: messages.HeldRows = field(default_factory=messages.HeldRows)
     feeds: list[Feed] = field(default_factory=list)
+    _validated: int = 0  # the feed that has brought the validation rows
     _under_way: Feed | None = None
     _kept: Feed | None = None  # the newest one that was delivered whose rows the nodes have kept on disk
     _state: str = ""  # from which this generation continues
@@ -395,9 +403,10 @@ class Call:
             self.training.controller.want_slot()
 
     def keep_validation(self) -> FeedOf:
-        """Send the validation rows, if the nodes do not have them."""
+        """Send the validation rows, unless the nodes have them."""
         if self.place is None:
-            self.place = self.training.begin_call(self.validation, self.number)
+            self.place = self.training.begin_call(self.validation, self.number, self._validated)
+            self._validated = self.place.validation
         return self.place
 
     def describe(self) -> None:

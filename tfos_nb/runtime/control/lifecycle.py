@@ -160,7 +160,7 @@ class FeedPlace:
 
     ``boot`` identifies its host among hosts that share its directories
     (:func:`tfos_nb.runtime.control.processes.boot`). ``kept`` is the feed whose rows an earlier process of the node has
-    left on its host's disk; 0 if there is none.
+    left on its host's disk, and ``kept_validation`` that of validation rows; 0 if there is none.
     """
 
     socket: str
@@ -169,6 +169,7 @@ class FeedPlace:
     certificate: bytes = field(repr=False)
     boot: str = ""
     kept: int = 0
+    kept_validation: int = 0
 
 
 @message

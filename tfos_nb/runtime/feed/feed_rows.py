@@ -216,6 +216,11 @@ class FeedRows:
         self.rows_in = self._order.rows
 
     @property
+    def validates(self) -> bool:
+        """Whether they are validation rows."""
+        return self._state.begins.validates
+
+    @property
     def ended(self) -> FeedEnds | None:
         """The driver's message at the end of the share, or None before it."""
         return self._state.ended

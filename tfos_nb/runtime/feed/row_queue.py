@@ -52,8 +52,8 @@ class RowQueue:
         The most bytes of each feed that wait in memory, and that are kept on disk.
     tell : callable
         Called with messages for the driver, such as a :class:`PassDone` after each pass.
-    kept : KeptRows, optional
-        Where rows are kept on disk for a later process of the node, too.
+    kept, kept_validation : KeptRows, optional
+        Where rows, and validation rows, are kept on disk for a later process of the node, too.
 
     Attributes
     ----------
@@ -74,9 +74,10 @@ class RowQueue:
         tell: Callable[[Told], object],
         *,
         kept: KeptRows | None = None,
+        kept_validation: KeptRows | None = None,
     ) -> None:
         self._node = node
-        self._kept = kept
+        self._kept = {False: kept, True: kept_validation}  # by whether they are validation rows
         self._directory = directory
         self._spill_bytes = spill_bytes
         self.buffer_bytes = buffer_bytes
@@ -107,10 +108,10 @@ class RowQueue:
 
     def _spill_for(self, begins: FeedBegins) -> Spill | None:
         """Return where a feed's rows are kept on disk, or are already; None if they are not."""
-        if self._kept is not None and not begins.validates:
+        if (kept := self._kept[begins.validates]) is not None:
             if begins.again is not None and begins.again.kept:
-                return self._kept.again(begins.feed)
-            if begins.spill and (spill := self._kept.new(begins.feed, self._spill_bytes)) is not None:
+                return kept.again(begins.feed)
+            if begins.spill and (spill := kept.new(begins.feed, self._spill_bytes)) is not None:
                 return spill
         return self.new_spill() if begins.spill else None
 
@@ -511,8 +512,8 @@ class RowQueue:
                     self._seal(feed)
                 case schedule.Free(feed):
                     self._rows[feed].free()
-                    if self._kept is not None:
-                        self._kept.freed(feed)
+                    if (kept := self._kept_of(feed)) is not None:
+                        kept.freed(feed)
                 case schedule.ForgetOrder(feed):
                     self._rows[feed].forget_order()
                 case schedule.Forget(feed):
@@ -523,8 +524,11 @@ class RowQueue:
         rows = self._rows[feed]
         rows.seal()
         is_whole = rows.ended is not None and rows.ended.rows == rows.rows_in and rows.spill and rows.spill.whole
-        if self._kept is not None and is_whole:
-            self._kept.sealed(feed)
+        if is_whole and (kept := self._kept_of(feed)) is not None:
+            kept.sealed(feed)
+
+    def _kept_of(self, feed: int) -> KeptRows | None:
+        return self._kept[self._rows[feed].validates]
 
     def _tell_due(self) -> None:
         """Send the queued messages to the driver, in their order.

@@ -31,8 +31,8 @@ class RowQueues:
         As :class:`RowQueue` takes them; the limits are those of each queue.
     names : sequence of str
         The queues. ``"input"`` always exists.
-    kept : KeptRows, optional
-        Where the rows of ``"input"`` are kept for a later process of the node.
+    kept, kept_validation : KeptRows, optional
+        Where the rows of ``"input"``, and its validation rows, are kept for a later process of the node.
     """
 
     def __init__(
@@ -45,12 +45,14 @@ class RowQueues:
         *,
         names: Sequence[str] = (DEFAULT_QUEUE,),
         kept: KeptRows | None = None,
+        kept_validation: KeptRows | None = None,
     ) -> None:
         self.names = tuple(names)
         self.buffer_bytes = buffer_bytes
         limits = buffer_bytes, spill_bytes
         others = {name: RowQueue(node, directory, *limits, tell) for name in {*names} - {DEFAULT_QUEUE}}
-        self._queues = {DEFAULT_QUEUE: RowQueue(node, directory, *limits, tell, kept=kept), **others}
+        default = RowQueue(node, directory, *limits, tell, kept=kept, kept_validation=kept_validation)
+        self._queues = {DEFAULT_QUEUE: default, **others}
         self._told = threading.Condition()
         self._terminated: set[RowQueue] = set()
         self._by_feed: dict[int, RowQueue] = {}

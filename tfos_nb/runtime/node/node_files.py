@@ -53,9 +53,10 @@ class NodeFiles:
     """
 
     def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
-        states, rows, process = inherited or ((), (), ())
+        states, rows, validation, process = inherited or ((), (), (), ())
         self._states = StateMemory(temporary, states)
         self._rows = KeptFiles(spill_directory(), rows)
+        self._validation = KeptFiles(spill_directory(), validation)
         self._process = HeldFiles(process)
         if not process and can_hold_files():
             self._process.add_in_memory("tfos_nb-process")
@@ -63,7 +64,8 @@ class NodeFiles:
     @property
     def descriptors(self) -> tuple[tuple[int, ...], ...]:
         """The open files, for a child process that inherits them."""
-        return self._states.descriptors, self._rows.descriptors, self._process.descriptors
+        files = self._states, self._rows, self._validation, self._process
+        return tuple(one.descriptors for one in files)
 
     @property
     def states(self) -> list[str]:
@@ -74,6 +76,11 @@ class NodeFiles:
     def rows(self) -> list[str]:
         """Where a child process finds the rows."""
         return self._rows.places
+
+    @property
+    def validation_rows(self) -> list[str]:
+        """Where a child process finds the validation rows."""
+        return self._validation.places
 
     def used_by(self, pid: int) -> None:
         """Record which process uses them."""
@@ -94,7 +101,7 @@ class NodeFiles:
 
     def close(self) -> None:
         """Release the memory and the disk space, unless another process holds the files too."""
-        for files in (self._states, self._rows, self._process):
+        for files in (self._states, self._rows, self._validation, self._process):
             files.close()
 
 

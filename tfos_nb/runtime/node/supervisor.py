@@ -105,7 +105,8 @@ class Supervisor:
         self._files = NodeFiles(self._temporary, job.files) if self._lasting else None
         more: dict[str, object] = {"finished": os.path.join(self._temporary, "fits")}
         if self._files is not None:
-            more |= {"kept": self._files.states, "kept_rows": self._files.rows}
+            rows = {"kept_rows": self._files.rows, "kept_validation": self._files.validation_rows}
+            more |= {"kept": self._files.states, **rows}
         self._job = replace(job, settings={**job.settings, **more})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -138,9 +138,16 @@ class TensorFlowProcess:
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
-        kept_rows = cast("list[str]", settings.get("kept_rows", ()))
-        self._kept_rows = KeptRows(kept_rows) if kept_rows else None
-        self._queues = RowQueues(job.node, spill_directory(), *limits, channel.send, names=queues, kept=self._kept_rows)
+        self._kept, self._kept_validation = _kept_at(settings, "kept_rows"), _kept_at(settings, "kept_validation")
+        self._queues = RowQueues(
+            job.node,
+            spill_directory(),
+            *limits,
+            channel.send,
+            names=queues,
+            kept=self._kept,
+            kept_validation=self._kept_validation,
+        )
         self._requests = RequestExchange(job.node, queues, settings["buffer_bytes"])
         self._peers = Peers()
         self._directory = directory
@@ -210,7 +217,8 @@ class TensorFlowProcess:
             return None
         self._feed = FeedServer(self._queues, directory=self._directory, host=self._host, token=self._job.token)
         self._feed.answer_with(self._requests.exchange)
-        return replace(self._feed.place, kept=self._kept_rows.feed if self._kept_rows is not None else 0)
+        kept, validation = (rows.feed if rows is not None else 0 for rows in (self._kept, self._kept_validation))
+        return replace(self._feed.place, kept=kept, kept_validation=validation)
 
     def _run_main(self) -> MainReturned:
         spec = self._signals.cluster_spec
@@ -440,6 +448,11 @@ def _users_part(error: BaseException) -> Any:
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
     return frame or error.__traceback__
+
+
+def _kept_at(settings: Mapping[str, Any], name: str) -> KeptRows | None:
+    """Return the rows that an earlier process of the node may have left; None if no files are held for it."""
+    return KeptRows(settings[name]) if settings.get(name) else None
 
 
 def _hosts_of(spec: dict[str, list[str]]) -> int:
