@@ -80,7 +80,7 @@ KNOWN = {
     "runtime.node.python_daemon: _wait": _ITS_LIFE,
     "runtime.node.warm_process: ForkedProcess.wait": _ITS_LIFE,
     "runtime.node.warm_process: WarmProcess._listen": _KILLED,
-    "runtime.recovery.keras_state: _Keeping.await_copy": "a thread that copies a file on the host",
+    "runtime.recovery.keras_state: FitKeeping.await_copy": "a thread that copies a file on the host",
     "runtime.recovery.keras_state: _MidEpochSaver.await_writer": "a thread that writes to memory, and sends a message",
     "runtime.node.warm_process: _Forker.run": _ITS_LIFE,
     "runtime.program.coordinator: LocalFeed.open": "the coordinator's first word, which it says before any other",

@@ -14,7 +14,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery import keras_state
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
-from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
+from tfos_nb.runtime.recovery.keras_state import FitHooks, FitKeeping
 from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
@@ -57,7 +57,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
         held, request = (lambda: None), SaveRequest()
         finished = FinishedFits(str(tmp_path / "fits"))
         given = {"generation": number, "workers": 1, "stored": stored, "hooks": hooks}
-        keep_fits(LastState(memory.places), finished, queue, held, request, **given)
+        FitKeeping(LastState(memory.places), finished, queue, held, request, **given).begin()
         return queue
 
     return begin

@@ -314,7 +314,8 @@ class TensorFlowProcess:
         if (every or resumes) and ctx.is_chief:
             seconds = float(str(every)) if every else math.inf  # it only reads what the earlier cluster has written
             self._stored = StoredStates(ctx.checkpoint_dir, seconds, self._saving)
-        setup.keep_fits(
+        past_epoch = {"tell_epoch": setup.PastEpoch(self._reporter.step)} if self._tells_past_epochs else {}
+        keeping = setup.FitKeeping(
             LastState(places),
             FinishedFits(str(self._job.settings["finished"])),
             self._queues.default,
@@ -326,8 +327,9 @@ class TensorFlowProcess:
             hooks=setup.FIT_HOOKS,
             stored=self._stored,
             rows=ctx.stored_rows,
-            **({"tell_epoch": setup.PastEpoch(self._reporter.step)} if self._tells_past_epochs else {}),
+            **past_epoch,
         )
+        keeping.begin()
 
     def _keep_rows(self, message: RowsOfState) -> None:
         if self._stored_rows is not None:

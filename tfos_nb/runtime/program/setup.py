@@ -15,12 +15,12 @@ from tfos_nb.runtime.keras.saved_files import write_files_once
 from tfos_nb.runtime.keras.shuffling import patch_datasets, patch_legacy_arrays
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 from tfos_nb.runtime.program.strategies import refuse_what_fails
-from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
+from tfos_nb.runtime.recovery.keras_state import FitHooks, FitKeeping
 
-__all__ = ["FIT_HOOKS", "PastEpoch", "autolog", "keep_fits", "patch_keras_fit", "progress_callback", "waited"]
+__all__ = ["FIT_HOOKS", "FitKeeping", "PastEpoch", "autolog", "patch_keras_fit", "progress_callback", "waited"]
 
 FIT_HOOKS = FitHooks(cut_of, fit.iterator_of, fit.build_early, fit.count_from, was_stopped)
-"""Facts about the patched Keras that ``keep_fits`` needs."""
+"""Facts about the patched Keras that :class:`FitKeeping` needs."""
 
 
 def patch_keras_fit() -> str:

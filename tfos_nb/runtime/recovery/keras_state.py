@@ -52,7 +52,7 @@ from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.one_writer import WRITER
 
-__all__ = ["FitHooks", "keep_fits"]
+__all__ = ["FitHooks", "FitKeeping"]
 
 _MOST_FITS = 32  # whose last states are kept: each takes the disk that the model takes
 _ROUNDING = 1e-6  # of the variance of equal numbers
@@ -93,22 +93,9 @@ def _nothing(*of: Any, **more: Any) -> None:
 _NO_HOOKS = FitHooks(_nothing, _nothing, _nothing, _nothing, _nothing)
 
 
-def keep_fits(
-    memory: LastState,
-    finished: FinishedFits,
-    queue: RowQueue,
-    held: Callable[[], object],
-    request: SaveRequest,
-    *,
-    generation: int,
-    workers: int,
-    held_states: Collection[str] = (),
-    hooks: FitHooks = _NO_HOOKS,
-    stored: StoredStates | None = None,
-    rows: StoredRows | None = None,
-    tell_epoch: Callable[..., object] = _nothing,
-) -> None:
-    """Have each ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one.
+@dataclass
+class FitKeeping:
+    """Have each ``fit`` of Keras 3 or tf_keras save its state, and continue from a saved one: :meth:`begin`.
 
     Parameters
     ----------
@@ -138,26 +125,7 @@ def keep_fits(
         Called with the number of each epoch that an earlier cluster has done, that of all epochs, the epoch's steps,
         and its metrics.
     """
-    keeping = _Keeping(
-        memory,
-        finished,
-        queue,
-        held,
-        request,
-        generation,
-        workers,
-        frozenset(held_states),
-        hooks,
-        stored,
-        rows,
-        tell_epoch,
-    )
-    for flavour in ("keras", "tf_keras"):
-        when_imported(flavour, keeping.watch)
 
-
-@dataclass
-class _Keeping:
     memory: LastState
     finished: FinishedFits
     queue: RowQueue
@@ -165,18 +133,26 @@ class _Keeping:
     request: SaveRequest
     generation: int
     workers: int
-    held_states: frozenset[str]
-    hooks: FitHooks
-    stored: StoredStates | None
-    rows: StoredRows | None
-    tell_epoch: Callable[..., object]
-    kept: _KeptFit | None = None  # the last fit that is kept
-    _is_over: bool = False  # a fit came before which rows were read: it and what follows cannot be continued from
-    _copying: Future[None] | None = None
-    _copier: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "tfos_nb finished fit"))
-    _models: list[Any] = field(default_factory=list)
+    held_states: Collection[str] = ()
+    hooks: FitHooks = _NO_HOOKS
+    stored: StoredStates | None = None
+    rows: StoredRows | None = None
+    tell_epoch: Callable[..., object] = _nothing
+    kept: _KeptFit | None = field(default=None, init=False)  # the last fit that is kept
+    # A fit came before which rows were read: it and what follows cannot be continued from.
+    _is_over: bool = field(default=False, init=False)
+    _copying: Future[None] | None = field(default=None, init=False)
+    _copier: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, "tfos_nb finished fit"), init=False
+    )
+    _models: list[Any] = field(default_factory=list, init=False)
 
-    def watch(self, keras: Any) -> None:
+    def begin(self) -> None:
+        """Patch ``fit``, now or when Keras is imported."""
+        for flavour in ("keras", "tf_keras"):
+            when_imported(flavour, self._watch)
+
+    def _watch(self, keras: Any) -> None:
         model: Any = getattr(keras, "Model", None)
         if model is None or model in self._models:  # tf_keras by the name of keras
             return
@@ -358,7 +334,7 @@ class _KeptFit:
         Passes that were begun when it ended.
     """
 
-    def __init__(self, keeping: _Keeping, number: int) -> None:
+    def __init__(self, keeping: FitKeeping, number: int) -> None:
         self.number = number
         self.stored = keeping.stored.of_fit(number) if keeping.stored is not None and number else keeping.stored
         self.has_ended = False
@@ -672,7 +648,7 @@ class _MidEpochSaver:
     have the older one of the two states that a memory holds.
     """
 
-    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut, *, fit: int, steps: int | None) -> None:
+    def __init__(self, keeping: FitKeeping, contents: FitContents, cut: Cut, *, fit: int, steps: int | None) -> None:
         self._keeping, self._contents, self._cut = keeping, contents, cut
         self._fit, self._steps_of_epoch = fit, steps
         cut.count_from_here()
