@@ -56,7 +56,7 @@ __all__ = [
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
-_DECIDED_SECONDS = 0.05  # between two questions: the driver finds out in a moment which node failed first
+_DECIDED_SECONDS = 0.05  # the driver needs no more, as a rule, to find out which node failed first
 _CUT_OFF_SECONDS = 30.0  # in which an unreachable driver may come back; a supervisor waits less long
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _ASKED_A_SECOND = 20  # questions of the tasks of one job
@@ -210,9 +210,10 @@ class NodeTask:
         return False
 
     def _is_wanted(self, job: NodeJob, door: DoorClient) -> bool:
-        never, pause = threading.Event(), _LOOK_SECONDS if self.door.relayed else _DECIDED_SECONDS
+        never, pause = threading.Event(), _LOOK_SECONDS / 4 if self.door.relayed else _DECIDED_SECONDS
         while (wanted := door.ask(NodeWanted(job.node, job.executor))) is None:
             never.wait(pause)
+            pause = min(2 * pause, _LOOK_SECONDS / 4)
         return bool(wanted)
 
     def _run(self, job: NodeJob, door: DoorClient, held: _Held) -> int | None:

@@ -6,7 +6,7 @@ metrics         of the running epoch: what all replicas have counted together. T
                 the others from zero, so that their number may change
 callbacks       the attributes that have changed since training began, if they are plain data: the best loss so far, or
                 how many epochs to wait
-random numbers  of Python and NumPy; those of Keras are variables of the model
+random numbers  of Python, NumPy, and TensorFlow's global generator; those of Keras are variables of the model
 ==============  ======================================================================================================
 """
 
@@ -69,6 +69,8 @@ class StateMetadata:
         Whether a callback has ended the fit after this epoch.
     finished : bool
         Whether it is the fit's last state: a callback has ended it, or this was its last epoch.
+    generator : tuple
+        The algorithm of TensorFlow's global generator, and its states on the worker's devices; empty if it is not used.
     refused : (int, int)
         The last call of ``train`` of which no more rows are wanted, as a fit had ended early, and how many passes were
         its and earlier ones'; zeros if there is none.
@@ -83,6 +85,7 @@ class StateMetadata:
     ended: bool = False
     finished: bool = False
     refused: tuple[int, int] = (0, 0)
+    generator: tuple[Any, ...] = ()
 
 
 class FitContents:
@@ -149,8 +152,20 @@ class FitContents:
             for callback, before in zip(self._callbacks, self._before, strict=True)
         ]
         return StateMetadata(
-            counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays), self.steps
+            counted,
+            optimizers,
+            callbacks,
+            (random.getstate(), np.random.get_state()),
+            shapes_of(arrays),
+            self.steps,
+            generator=self._global_state(),
         )
+
+    def _global_state(self) -> tuple[Any, ...]:
+        generator = _global_generator()
+        if generator is None:
+            return ()
+        return int(generator.algorithm), [part.numpy() for part in parts_of(self.strategy, generator.state)]
 
     def built_optimizers(self) -> list[str]:
         """Return the names of the optimizers that have variables by now."""
@@ -221,6 +236,25 @@ class FitContents:
         if rest.random:
             random.setstate(rest.random[0])
             np.random.set_state(rest.random[1])
+        if rest.generator:
+            self._restore_global_generator(*rest.generator)
+
+    def _restore_global_generator(self, algorithm: int, states: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        generator = _global_generator()
+        if generator is None or generator.algorithm != algorithm:
+            tf.random.set_global_generator(tf.random.Generator.from_state(states[0], algorithm))
+            return
+        for part, state in zip(parts_of(self.strategy, generator.state), states, strict=False):
+            part.assign(state)
+
+
+def _global_generator() -> Any:
+    """Return TensorFlow's global generator; None if the program has not used it, as asking for it would make one."""
+    from tensorflow.python.ops import stateful_random_ops
+
+    return stateful_random_ops.global_generator
 
 
 def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
