@@ -119,7 +119,7 @@ def launch(
     mlflow: bool | str | None = None,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
-    detach: bool = False,
+    detach: bool | str = False,
     keep: float = 24.0,
     data: Callable[[SparkSession], Any] | None = None,
     epochs: int = 1,
@@ -203,9 +203,10 @@ def launch(
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
         Whether to return only after ``main`` was called on every node.
-    detach : bool, optional
+    detach : bool or str, optional
         Whether the cluster outlives this kernel: its driver, and a Spark application with this session's configuration,
-        are in a process of their own on this host. See :func:`tfos_nb.attach`.
+        are in a process of their own on this host. With ``"executor"`` and a session of Spark Connect that process is
+        on an executor, so the cluster outlives this host, too. See :func:`tfos_nb.attach`.
     keep : float, optional
         With ``detach``: hours for which that process keeps the results after the cluster's end.
     data, validation : callable, optional
@@ -257,6 +258,8 @@ def launch(
         warm_idle=warm_idle,
         record=record,
     ).for_plan(plan, () if model_dir else _model_dirs_of_detached())
+    if detach not in (True, False, "executor"):
+        raise PlanError(f"detach must be True, False or 'executor', got {detach!r}")
     payload = pack(main, args, sources, DETACHED if detach else FED)
     recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
     if detach:
@@ -271,6 +274,7 @@ def launch(
             data=data,
             validation=validation,
             epochs=epochs,
+            where=detach,
         )
         try:
             if wait_until_up:

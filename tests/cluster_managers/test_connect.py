@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -35,10 +36,10 @@ def server(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield url
 
 
-def ended(program: str, server: str, folder: Path, code: int = 0, **variables: str) -> str:
+def ended(program: str, server: str, folder: Path, code: int = 0, *arguments: str, **variables: str) -> str:
     """Run a client in a process of its own, which must end with this code; return its output."""
     environment = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
-    command = [sys.executable, str(PROGRAMS / program), server, str(folder)]
+    command = [sys.executable, str(PROGRAMS / program), server, str(folder), *arguments]
     client = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -80,6 +81,24 @@ def test_a_detached_cluster_outlives_its_client(server: str, tmp_path: Path, mon
     cluster.wait(60)
     assert sum(cluster.results().values()) == 1000
     psutil.Process(places.find(cluster.id).process.pid).terminate()  # type: ignore[union-attr]
+
+
+@connect_client
+def test_a_cluster_whose_process_is_on_an_executor_outlives_its_clients_host(server: str, tmp_path: Path) -> None:
+    data = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    ended("connect_detach.py", server, tmp_path, -signal.SIGKILL, "executor", **data)
+    (place,) = (tmp_path / "data/tfos_nb/detached").glob("*.json")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600, "it has the token"
+    process = psutil.Process(json.loads(place.read_text())["process"]["pid"])
+    workers = [parent for parent in process.parents() if parent.name() == "java"]
+    assert workers or process.ppid() == 1, "it is an executor's, or it has outlived the task that started it"
+    seen = json.loads(ended("connect_attach.py", server, tmp_path, **data).splitlines()[-1])
+    assert (seen["running"], seen["log"]) == ("RUNNING", True)
+    assert "takes its rows with its launch" in seen["train"]
+    assert "still runs after 0.2 s" in seen["timeout"]
+    assert (seen["rows"], seen["state"], seen["clusters"]) == (1000, "DONE", ["DONE"])
+    assert seen["left"] == 0
+    assert until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 60)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import threading
 import time
@@ -11,19 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 import tfos_nb
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
-from tfos_nb.detached.messages import HistoryParts, error_of, raised
+from tfos_nb.detached.messages import AnswerWanted, Call, HistoryParts, Raised, error_of, raised
+from tfos_nb.detached.on_executor import door_in_place, door_of
 from tfos_nb.detached.places import DetachedPlace
-from tfos_nb.detached.server import CallServer, StopRequests
+from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
 from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, RendezvousTimeout
 from tfos_nb.records.run import this_process
 from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import Door, DoorClient
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import StepReport
 from tfos_nb.state.cluster_state import (
@@ -137,8 +141,11 @@ def test_presses_on_two_pages_at_the_same_moment_count_as_one() -> None:
     assert requests.ask("") == "ending at once"
 
 
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AttachedCluster, dict[str, Any], Stops]]:
+@pytest.fixture(params=["by a socket", "by a door"])
+def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[AttachedCluster, dict[str, Any], Stops]]:
+    """A kernel's view of a cluster whose process is this one; its methods can be set."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     stops, methods = Stops(), dict[str, Any]()
     methods.update(plan=lambda: {"workers": 3, "input_mode": "tensorflow"}, snapshot=lambda: STATE)
@@ -148,8 +155,12 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[At
     server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
     server.start()
     place = DetachedPlace(STATE.id, "mnist", this_process(), tfos_nb.__version__, str(tmp_path / "calls"), time.time())
+    door = Door(CallDesk(server), host="127.0.0.1", bind="127.0.0.1")
+    if request.param == "by a door":
+        place = replace(place, socket="/nowhere", door=door_in_place(door.open()))
     places.publish(place)
     yield tfos_nb.attach("mnist"), methods, stops
+    door.close()
     server.shutdown()
     server.server_close()
 
@@ -199,6 +210,51 @@ def test_a_long_call_delays_no_other(served: Any) -> None:
     assert not waiting.is_alive()
 
 
+def test_a_door_takes_no_functions_and_no_strangers(served: Any) -> None:
+    cluster, methods, _ = served
+    methods["train"] = lambda **given: None
+    address = cluster._place.door
+    if not address:
+        cluster.train(lambda spark: spark.range(3))
+        return
+    with pytest.raises(PlanError, match="takes its rows with its launch"):
+        cluster.train(lambda spark: spark.range(3))
+    assert address["token"] not in repr(cluster._place)
+    for question in (Call("snapshot"), AnswerWanted(1)):
+        with DoorClient(replace(door_of(cluster._place), token="guessed")) as stranger, pytest.raises(grpc.RpcError):
+            stranger.ask(question)
+    with DoorClient(door_of(cluster._place)) as known:
+        assert known.ask(AnswerWanted(1000)) == Raised("ValueError", "no such call is known")
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_an_end_on_an_executor_is_noted_where_the_kernel_runs(served: Any) -> None:
+    cluster, methods, _ = served
+    methods["snapshot"] = lambda: replace(STATE, status=ClusterStatus.DONE)
+    assert [one.status for one in tfos_nb.clusters()] == ["RUNNING"]
+    assert cluster.state is ClusterStatus.DONE
+    assert [one.status for one in tfos_nb.clusters()] == ["DONE"]
+    assert cluster.tensorboard_socket == ""
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_without_a_session_a_process_that_cannot_be_reached_is_named_with_its_port(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, _, _ = served
+    monkeypatch.setattr("tfos_nb.spark.session.active_session", lambda: None)
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        far = replace(cluster._place.process, host="far")
+        places.publish(replace(cluster._place, door=cluster._place.door | {"port": port}, process=far))
+        with pytest.raises(
+            PlanError, match=rf"its process is on an executor \(127\.0\.0\.1:{port}\), which this kernel"
+        ):
+            tfos_nb.attach("mnist")
+
+
+@pytest.mark.parametrize("served", ["by a socket"], indirect=True)
 def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: Any, tmp_path: Path) -> None:
     cluster, _, _ = served
     points = cluster.history.points()
@@ -240,6 +296,7 @@ def test_a_function_that_reads_rows_travels_by_value() -> None:
     assert read("session") == ("session", "hdfs:///rows")  # type: ignore[call-arg,arg-type]
 
 
+@pytest.mark.parametrize("served", ["by a socket"], indirect=True)
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_the_end_of_a_with_block_ends_the_feed_of_a_cluster_that_this_kernel_feeds(
     served: Any, error: type[Exception] | None

@@ -37,6 +37,8 @@ def rows_of_a_day(spark: Any, day: str) -> None:
             r"data: rows_of_a_day\(spark: .*, day: .*\) .* is called as rows_of_a_day\(spark\): give",
         ),
         ({"detach": True, "data": rows, "input_mode": "tensorflow"}, "the nodes read files themselves"),
+        ({"detach": "cluster"}, "detach must be True, False or 'executor', got 'cluster'"),
+        ({"detach": "executor", "data": rows}, "detach='executor' needs a session of Spark Connect"),
         ({"data": rows}, r"data= goes with detach=True: without it, call cluster\.train\(df\)"),
         ({"validation": rows}, "validation= goes with detach=True"),
     ],

@@ -8,10 +8,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, Call, HistoryParts, Raised, check_peer, error_of
+from tfos_nb.detached.on_executor import RemoteCalls
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
@@ -27,6 +29,9 @@ from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.history import History
 from tfos_nb.version import __version__
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["AttachedCluster", "attach", "clusters"]
 
@@ -47,13 +52,16 @@ def clusters() -> list[DetachedPlace]:
     return list(places.places())
 
 
-def attach(name: str = "") -> AttachedCluster:
+def attach(name: str = "", spark: SparkSession | None = None) -> AttachedCluster:
     """Return a detached cluster that this user has launched from any kernel.
 
     Parameters
     ----------
     name : str, optional
         Its name or its id. Of several with one name the newest that runs is meant. Default: the only one.
+    spark : SparkSession, optional
+        For a cluster whose process is on an executor (``detach="executor"``), if this kernel does not reach it: its
+        tasks then carry the calls. Default: the active session.
 
     Raises
     ------
@@ -69,19 +77,19 @@ def attach(name: str = "") -> AttachedCluster:
     place = _chosen(name, clusters())
     if place.is_lost:
         raise PlanError(_lost(place))
-    if place.process.runs() is None:
+    if place.process.runs() is None and not place.door:
         raise PlanError(f"{place.name}: its process runs on host {place.process.host}: attach from a kernel there")
     if place.version != __version__:
         raise PlanError(
             f"{place.name} was launched with tfos_nb {place.version}, and this kernel has {__version__}: attach from a "
             f"Python with {place.version}. `kill {place.process.pid}` stops it without one"
         )
-    return AttachedCluster(place)
+    return AttachedCluster(place, spark=spark)
 
 
 def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
     fitting = [one for one in known if name in ("", one.name, one.id)]
-    here = [one for one in fitting if one.process.runs()]
+    here = [one for one in fitting if one.process.runs() or one.door]
     meant = [one for one in here or fitting if one.status == "RUNNING"] or here or fitting
     if not meant:
         listed = ", ".join(dict.fromkeys(one.name for one in known))
@@ -102,8 +110,14 @@ def _lost(place: DetachedPlace) -> str:
         return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {saved}"
     return (
         f"{place.name}: its process {place.process.pid} on {place.process.host} has gone without a result: it was "
-        f"killed, or the host has restarted. {saved}. Its output is in {place.log}"
+        f"killed, or the host has restarted. {saved}. Its output is in {_log_of(place)}"
     )
+
+
+def _log_of(place: DetachedPlace) -> str:
+    if not place.door:
+        return str(place.log)
+    return f"{place.id}.log, in a directory tfos_nb-detached-log-… in the temporary directory of {place.process.host}"
 
 
 def _last_checkpoint(place: DetachedPlace) -> str:
@@ -156,6 +170,8 @@ class AttachedCluster(Rich):
         Where its process answers.
     feeds : bool, optional
         Whether its ``with`` block is where the cluster is fed.
+    spark : SparkSession, optional
+        As :func:`attach` takes it.
 
     Attributes
     ----------
@@ -166,11 +182,12 @@ class AttachedCluster(Rich):
     _rich = "cluster"
     reads_its_rows = True  # train() takes functions
 
-    def __init__(self, place: DetachedPlace, feeds: bool = False) -> None:
+    def __init__(self, place: DetachedPlace, feeds: bool = False, spark: SparkSession | None = None) -> None:
         self.id = place.id
         self._feeds = feeds
         self._history = History("")
         self._place = place
+        self._ask: Callable[[Call], Any] = RemoteCalls(place, spark).ask if place.door else partial(_ask_socket, place)
         self._client = uuid.uuid4().hex
         self._plan = ClusterPlan(**self._call("plan"))
         self._last: ClusterState = self._call("snapshot")
@@ -189,6 +206,11 @@ class AttachedCluster(Rich):
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
         with interruptible():
             self._call("wait_until_up")
+
+    def await_submission(self) -> None:
+        """Wait until a process on an executor has asked Spark for the nodes; raise what went wrong instead."""
+        self._place = places.place_of(self._call("submitted"))
+        places.publish(self._place)
 
     def announce_train(self) -> None:
         """Do nothing: another thread's :meth:`train` is announced to the process by its call."""
@@ -298,6 +320,7 @@ class AttachedCluster(Rich):
         """Return the current state of the cluster; if its process has gone, the last known one with that error."""
         try:
             self._last = self._call("snapshot")
+            self._note_end()
         except ClusterClosed as error:
             if not self._last.status.ended:
                 self._last = replace(self._last, status=self._outcome(), error=str(error))
@@ -337,6 +360,8 @@ class AttachedCluster(Rich):
     @property
     def tensorboard_socket(self) -> str:
         """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run."""
+        if self._place.door:  # it is on the executor's host
+            return ""
         try:
             return str(self._call("tensorboard_socket"))
         except ClusterClosed:
@@ -357,14 +382,7 @@ class AttachedCluster(Rich):
             What the method raises.
         """
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_CONNECTED_WITHIN)
-                connection.connect(self._place.socket)
-                connection.settimeout(None)  # the answer to a wait may take days
-                check_peer(connection)
-                with connection.makefile("rwb") as stream:
-                    write_frame(stream, Call(method, arguments, self._client))
-                    answer = read_frame(stream)
+            answer = self._ask(Call(method, arguments, self._client))
         except (FileNotFoundError, ConnectionError):
             raise ClusterClosed(self._gone()) from None
         if isinstance(answer, Answer):
@@ -373,9 +391,16 @@ class AttachedCluster(Rich):
             raise error_of(answer)
         if self._place.process.runs():
             raise TfosError(
-                f"{self._place.name}: its process did not answer {method}; its output is in {self._place.log}"
+                f"{self._place.name}: its process did not answer {method}; its output is in {_log_of(self._place)}"
             )
         raise ClusterClosed(self._gone())
+
+    def _note_end(self) -> None:
+        """Write on this host that a cluster has ended whose process cannot do so from an executor."""
+        status = self._last.status
+        if self._place.door and status.ended and self._place.status == "RUNNING":
+            self._place = replace(self._place, status=status.value)
+            places.publish(self._place)
 
     def _outcome(self) -> ClusterStatus:
         """Return the status with which the cluster ended, if its process has said so before it went."""
@@ -389,6 +414,18 @@ class AttachedCluster(Rich):
         if place is None:
             return f"{self._place.name}: its process has ended, and keeps its results no longer"
         return _lost(place)
+
+
+def _ask_socket(place: DetachedPlace, call: Call) -> Any:
+    """Make a call of a process on this host; return its message, None if it ends without one."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECTED_WITHIN)
+        connection.connect(place.socket)
+        connection.settimeout(None)  # the answer to a wait may take days
+        check_peer(connection)
+        with connection.makefile("rwb") as stream:
+            write_frame(stream, call)
+            return read_frame(stream)
 
 
 def packed_reader(what: str, reader: Any) -> bytes:

@@ -7,6 +7,9 @@
 
 Each call has a connection of its own, so a long one (``wait``) delays no other. Nothing is unpickled but the function
 that reads the rows of a ``train``: the socket admits this user alone, as :func:`check_peer` makes sure on both sides.
+
+A process on an executor (:mod:`tfos_nb.detached.on_executor`) answers at a door, where the answer to a call is asked
+for until it is there. No function is taken there.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogL
 from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import Point
 
-__all__ = ["Answer", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
+__all__ = ["Answer", "AnswerWanted", "Asked", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
 
 for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     message(_kind)
@@ -62,6 +65,22 @@ class Raised:
     kind: str
     text: str
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@message
+@dataclass(frozen=True)
+class Asked:
+    """To a kernel that calls through the door: the call goes on, and :class:`AnswerWanted` gets its answer."""
+
+    number: int
+
+
+@message
+@dataclass(frozen=True)
+class AnswerWanted:
+    """Question for the answer to an earlier call. Answer: the call's, or :class:`Asked` if there is none yet."""
+
+    number: int
 
 
 @message

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "find",
     "forget",
     "model_dirs",
+    "place_of",
     "places",
     "publish",
     "runs",
@@ -65,6 +66,9 @@ class DetachedPlace:
         Path or URL of the model that ``ctx.save`` has written last; empty without one.
     model_size, model_changed : int
         Size, and modification time in ns, of that file; -1 and 0 for a URL.
+    door : dict
+        Host, port, certificate and token of the door where a process on an executor answers; empty if it is on the
+        host of the kernel that has launched it.
     """
 
     id: str
@@ -79,6 +83,7 @@ class DetachedPlace:
     model: str = ""
     model_size: int = -1
     model_changed: int = 0
+    door: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def log(self) -> Path:
@@ -122,8 +127,7 @@ def find(cluster_id: str) -> DetachedPlace | None:
         return None
     try:
         found = read_own(detached_directory() / f"{cluster_id}.json", _MOST_BYTES)
-        process = Process(**_known(Process, found["process"]))
-        place = DetachedPlace(**_known(DetachedPlace, found | {"process": process}))
+        place = place_of(found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (
@@ -132,7 +136,16 @@ def find(cluster_id: str) -> DetachedPlace | None:
     )  # fmt: skip
     counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
     numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
+    door = {**{"host": "", "port": 0, "certificate": "", "token": ""}, **place.door}
+    numbers = numbers and type(door.pop("port")) is int
+    texts = (*texts, *door.values())
     return place if numbers and all(isinstance(text, str) for text in texts) and place.id == cluster_id else None
+
+
+def place_of(found: dict[str, Any]) -> DetachedPlace:
+    """Return the place that is made of these fields; those of other versions are left out."""
+    process = Process(**_known(Process, found["process"]))
+    return DetachedPlace(**_known(DetachedPlace, found | {"process": process}))
 
 
 def _known(kind: type, found: dict[str, Any]) -> dict[str, Any]:

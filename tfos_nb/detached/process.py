@@ -16,18 +16,22 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import asdict, replace
 from typing import Any
 
 from tfos_nb.cluster import Cluster, follower_of
 from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, HistoryParts, raised
+from tfos_nb.detached.on_executor import door_in_place
 from tfos_nb.detached.places import DetachedPlace
-from tfos_nb.detached.server import CallServer, StopRequests
+from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
 from tfos_nb.detached.starting import DetachedLaunch
+from tfos_nb.driver.launching import open_door
 from tfos_nb.errors import ClusterClosed, FeedFailed, TfosError
 from tfos_nb.records.run import this_process
 from tfos_nb.runtime.code.payload import name_of, unpack
+from tfos_nb.runtime.control.door import Door
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory, write_frame
 from tfos_nb.runtime.storage.paths import absolute
@@ -37,6 +41,7 @@ from tfos_nb.version import __version__
 logger = logging.getLogger("tfos_nb")
 
 _HOUR = 3600.0  # seconds
+_REFUSAL_KEPT = 600.0  # seconds
 
 
 class DetachedProcess:
@@ -62,6 +67,8 @@ class DetachedProcess:
             id=launch.id,
         )
         self._stops = StopRequests(self._cluster)
+        self._door: Door | None = None
+        self._submitted: Future[dict[str, Any]] = Future()
         self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
         self._ended = threading.Event()
@@ -78,17 +85,51 @@ class DetachedProcess:
         )
 
     def start(self) -> None:
-        """Submit the nodes, and answer from now on."""
-        self._cluster.start()
+        """Answer from now on. On the kernel's host the nodes are submitted before, so that this raises what is wrong.
+
+        On an executor, the task that has started this process must end first: the nodes may need its slot.
+        """
         server = CallServer(self._place.socket, self._methods(), self._stops)
+        if self._launch.on_executor:
+            self._door, address = open_door(self._session, CallDesk(server))
+            self._place = replace(self._place, door=door_in_place(address))
+            return
+        self._submit()
         server.start()
-        self._place = replace(self._place, run=self._cluster.checkpoint_run)
         places.publish(self._place)
         self._models.start()
         self._serve_pages()
 
+    def _submit(self) -> None:
+        self._cluster.start()
+        self._place = replace(self._place, run=self._cluster.checkpoint_run)
+
+    def _submit_on_executor(self) -> bool:
+        """Submit the nodes; return False if that was refused, once the kernel had the time to ask why."""
+        try:
+            self._submit()
+            self._submitted.set_result(asdict(self._place))
+            self._models.start()
+        except Exception as error:
+            logger.exception("the nodes of %s were not submitted", self._place.name)
+            self._submitted.set_exception(error)
+            self._dismissed.wait(_REFUSAL_KEPT)
+            return False
+        return True
+
+    @property
+    def place(self) -> DetachedPlace:
+        """Where it answers."""
+        return self._place
+
+    def _publish(self, place: DetachedPlace) -> None:
+        if not self._launch.on_executor:  # else the kernel does that, on its own host
+            places.publish(place)
+
     def run(self) -> None:
         """Train, keep the results for a while, and forget them."""
+        if self._launch.on_executor and not self._submit_on_executor():
+            return
         try:
             self._train()
         except Exception as error:
@@ -98,7 +139,7 @@ class DetachedProcess:
             self._cluster.await_end()
         self._models.join()  # the cluster has ended, so it publishes nothing more
         if not self._dismissed.is_set():
-            places.publish(replace(self._place, status=self._cluster.snapshot().status.value))
+            self._publish(replace(self._place, status=self._cluster.snapshot().status.value))
         self._ended.set()
         with contextlib.suppress(Exception):  # Spark may have ended by itself
             self._session.stop()
@@ -108,7 +149,10 @@ class DetachedProcess:
     def close(self) -> None:
         """Remove what the process has written about itself."""
         self._cluster.close()
-        places.forget(self._place.id)
+        if self._door is not None:
+            self._door.close()
+        if not self._launch.on_executor:
+            places.forget(self._place.id)
         remove_directory(self._directory)
 
     def end(self, *_: object) -> None:
@@ -136,7 +180,7 @@ class DetachedProcess:
         while (known := self._cluster.await_model(known)) is not None:
             self._place = replace(self._place, model=known.path, model_size=known.size, model_changed=known.changed)
             if not self._dismissed.is_set():
-                places.publish(self._place)
+                self._publish(self._place)
 
     def _rows(self, reader: bytes) -> Any:
         read, _ = unpack(reader)
@@ -175,6 +219,7 @@ class DetachedProcess:
             "snapshot": cluster.snapshot,
             "stacks": cluster.stacks,
             "stop": cluster.stop,
+            "submitted": self._submitted.result,
             "tensorboard_socket": lambda: cluster.tensorboard_socket,
             "train": self._train_more,
             "wait": self._wait,
@@ -268,7 +313,7 @@ def main() -> None:
         except Exception as error:
             write_frame(ready, raised(error))
             raise
-        write_frame(ready, Answer())
+        write_frame(ready, Answer(asdict(process.place)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, process.end)
     try:

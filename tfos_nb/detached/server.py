@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
-from tfos_nb.detached.messages import Answer, Call, Raised, check_peer, raised
+from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, Raised, check_peer, raised
+from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.processes import read_frame, write_frame
 from tfos_nb.state.cluster_state import ClusterStatus
 
-__all__ = ["CallServer", "StopRequests"]
+__all__ = ["CallDesk", "CallServer", "StopRequests"]
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1.0  # seconds within which the requests of two pages count as one
+_NOT_BY_DOOR = ("train",)  # they take functions: nobody may run code here by a port
+_ANSWERS_KEPT = 1000
 
 
 class StopRequests:
@@ -106,3 +111,66 @@ class CallServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error of a connection: a kernel that has gone while it waited is none."""
         logger.debug("a call could not be answered", exc_info=True)
+
+
+class CallDesk:
+    """Answer calls that come through a door, whose thread must not wait: each is made in a thread of its own.
+
+    Parameters
+    ----------
+    server : CallServer
+        Makes the calls.
+    """
+
+    def __init__(self, server: CallServer) -> None:
+        self._server = server
+        self._numbers = itertools.count(1)
+        self._made: dict[int, Future[Answer | Raised]] = {}
+
+    def asked(self, message: Any) -> Any:
+        """Begin a call, or return the answer to an earlier one."""
+        if isinstance(message, Call):
+            return self._begin(message)
+        if not isinstance(message, AnswerWanted) or message.number not in self._made:
+            return Raised("ValueError", "no such call is known")
+        made = self._made[message.number]
+        if not made.done():
+            return Asked(message.number)
+        del self._made[message.number]
+        return made.result(0)
+
+    def _begin(self, call: Call) -> Any:
+        if call.method in _NOT_BY_DOOR:
+            return raised(
+                PlanError(
+                    f"{call.method}: a cluster whose process is on an executor takes its rows with its launch: "
+                    "launch(…, detach='executor', data=rows)"
+                )
+            )
+        number, made = next(self._numbers), Future[Answer | Raised]()
+        self._made[number] = made
+        for old in list(self._made)[:-_ANSWERS_KEPT]:  # of kernels that have gone
+            del self._made[old]
+        threading.Thread(target=self._make, args=(call, made), name="tfos_nb call", daemon=True).start()
+        return Asked(number)
+
+    def _make(self, call: Call, made: Future[Answer | Raised]) -> None:
+        answer = self._server.answer(call)
+        try:
+            wire.encode(answer)
+        except wire.NotData as error:
+            answer = raised(error)
+        made.set_result(answer)
+
+    def arrived(self, link: Any, message: Any) -> None:
+        """End a stream: kernels only ask."""
+        link.end()
+
+    def received(self, link: Any, message: Any) -> None:
+        """Do nothing."""
+
+    def left(self, link: Any) -> None:
+        """Do nothing."""
+
+    def ticked(self, late: float) -> None:
+        """Do nothing."""

@@ -5,37 +5,38 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import selectors
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
+from tfos_nb.detached.handover import answer_of, hand_over, last_lines
 from tfos_nb.detached.messages import Answer, Raised, error_of
+from tfos_nb.detached.on_executor import start_on_executor
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError, TfosError, check_count
 from tfos_nb.interrupts import interruptible
 from tfos_nb.jupyter.connection import private_directory
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
-from tfos_nb.runtime.control.processes import python_path, read_frame
+from tfos_nb.runtime.control.processes import python_path
+from tfos_nb.spark.contexts import is_connect
 from tfos_nb.spark.copied_session import copied_environment, copied_settings
+from tfos_nb.spark.session import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DetachedLaunch", "start_detached"]
+__all__ = ["ON_EXECUTOR", "DetachedLaunch", "start_detached"]
 
 logger = logging.getLogger(__name__)
 
+ON_EXECUTOR = "executor"
 _MODULE = "tfos_nb.detached.process"
-_STARTED_WITHIN = 300.0  # seconds for Spark to start an application: on YARN and Kubernetes it may wait for its place
-_LINES_SHOWN = 20
 _LONGEST_KEPT = 10_000.0  # hours
 
 
@@ -63,6 +64,8 @@ class DetachedLaunch:
         Functions that read the rows, pickled; empty if the rows are fed later, or none are.
     epochs : int
         Passes over the data.
+    on_executor : bool
+        Whether the process is on an executor, and a client of the kernel's Spark Connect server.
     """
 
     id: str
@@ -76,6 +79,7 @@ class DetachedLaunch:
     data: bytes = field(default=b"", repr=False)
     validation: bytes = field(default=b"", repr=False)
     epochs: int = 1
+    on_executor: bool = False
 
 
 def start_detached(
@@ -90,6 +94,7 @@ def start_detached(
     data: Any = None,
     validation: Any = None,
     epochs: int = 1,
+    where: bool | str = True,
 ) -> AttachedCluster:
     """Start the process, and return its cluster once its nodes are submitted.
 
@@ -105,6 +110,8 @@ def start_detached(
         Functions of the session that return the rows. The cluster then ends when they are trained.
     epochs : int, optional
         Passes over the data.
+    where : bool or str, optional
+        True: on this host. ``"executor"``: on an executor of the session's Spark Connect server.
 
     Raises
     ------
@@ -120,6 +127,7 @@ def start_detached(
         raise PlanError("validation= needs data=: without it, give both to cluster.train")
     if data is not None and plan.input_mode is InputMode.TENSORFLOW:
         raise PlanError("data: with input_mode='tensorflow' the nodes read files themselves; leave it out")
+    session = _session_for_executor(spark, plan, data) if where == ON_EXECUTOR else None
     launch = DetachedLaunch(
         id=uuid.uuid4().hex[:12],
         plan=plan,
@@ -132,13 +140,48 @@ def start_detached(
         data=b"" if data is None else packed_reader("data", data),
         validation=b"" if validation is None else packed_reader("validation", validation),
         epochs=epochs,
+        on_executor=session is not None,
     )
     _warn_of_active_run(mlflow)
     with interruptible():
+        if session is not None:
+            return _started_on_executor(session, launch)
         _start(launch)
     place = places.find(launch.id)
     assert place is not None, "the process has published it before it answered"
     return AttachedCluster(place, feeds=True)
+
+
+def _started_on_executor(session: SparkSession, launch: DetachedLaunch) -> AttachedCluster:
+    place = start_on_executor(session, launch.id, launch.plan.name, launch)
+    places.publish(place)
+    cluster = AttachedCluster(place, feeds=True, spark=session)
+    try:
+        cluster.await_submission()
+    except BaseException:  # also an interrupt: the caller has no cluster yet that it could stop
+        cluster.close()
+        raise
+    return cluster
+
+
+def _session_for_executor(spark: SparkSession | None, plan: ClusterPlan, data: Any) -> SparkSession:
+    """Return the session whose server a process on an executor can be a client of, too.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or the rows would have to be fed later.
+    """
+    session = active_session() if spark is None else spark
+    if session is None or not is_connect(session):
+        raise PlanError(
+            "detach='executor' needs a session of Spark Connect, at whose server a process on an executor can be a "
+            "client: SparkSession.builder.remote('sc://host:15002'). With another session give detach=True: the "
+            "process then is on this host, where the session's driver is"
+        )
+    if plan.input_mode is InputMode.SPARK and data is None:
+        raise PlanError("detach='executor' takes the rows with the launch: give data=, a function of the SparkSession")
+    return session
 
 
 def _start(launch: DetachedLaunch) -> None:
@@ -162,36 +205,20 @@ def _start(launch: DetachedLaunch) -> None:
     threading.Thread(target=process.wait, name="tfos_nb detached", daemon=True).start()
     try:
         with os.fdopen(ready, "rb") as answers:
-            _hand_over(process, launch)
-            answer = _answer(answers)
+            hand_over(process, pickle.dumps(launch))
+            answer = answer_of(answers)
     except BaseException:  # also an interrupt: the caller has no cluster yet that it could stop
         process.kill()
         places.forget(launch.id)
         raise
     if isinstance(answer, Answer):
         return
-    output_told = _last_lines(log)
+    output_told = last_lines(log)
     process.kill()
     places.forget(launch.id)
     if isinstance(answer, Raised):
         raise error_of(answer)
     raise TfosError(f"the process of the detached cluster did not start. Its last output:\n{output_told}")
-
-
-def _hand_over(process: subprocess.Popen[bytes], launch: DetachedLaunch) -> None:
-    assert process.stdin is not None, "it is a pipe"
-    try:
-        with process.stdin as pipe:
-            pickle.dump(launch, pipe)
-    except BrokenPipeError:
-        pass  # the process has ended: its output says why
-
-
-def _answer(answers: Any) -> Any:
-    """Return the process's message; None if it has ended without one, or needs too long."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(answers, selectors.EVENT_READ)
-        return read_frame(answers) if selector.select(_STARTED_WITHIN) else None
 
 
 def _warn_of_active_run(option: Any) -> None:
@@ -211,10 +238,3 @@ def _environment() -> dict[str, str]:
     if mlflow is not None:  # a program may have set it by a call
         environment["MLFLOW_TRACKING_URI"] = mlflow.get_tracking_uri()
     return environment
-
-
-def _last_lines(log: Path) -> str:
-    try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:])
-    except OSError as error:
-        return f"{log} cannot be read: {error}"

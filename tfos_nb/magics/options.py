@@ -96,7 +96,7 @@ class LaunchOptions:
     record: bool | None = None
     mlflow: bool | str | None = None
     env: Mapping[str, str] | None = None
-    detach: bool | None = None
+    detach: bool | str | None = None
     keep: float | None = None
     background: bool = False
     wait: bool = False
@@ -369,6 +369,14 @@ def _add_execution(group: argparse._ArgumentGroup, told: _Told) -> None:
         default=None,
         help="return at once, and continue when this kernel has ended: %%tfos_attach NAME shows it in any kernel. "
         "--data and --validation are then functions of a SparkSession that return the rows",
+    )
+    returning.add_argument(
+        "--detach-on-executor",
+        dest="detach",
+        action="store_const",
+        const="executor",
+        default=None,
+        help="with Spark Connect: the same, and continue when this host has ended or sleeps",
     )
     returning.add_argument("--background", action="store_true", default=None, help="return at once; NAME.wait() waits")
     returning.add_argument(

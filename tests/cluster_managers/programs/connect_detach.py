@@ -1,4 +1,4 @@
-"""A client of Spark Connect that launches a detached cluster and is killed; ``connect_detach.py URL FOLDER``."""
+"""A client of Spark Connect that launches a detached cluster and is killed; ``connect_detach.py URL FOLDER WHERE``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ZONE = "Asia/Kathmandu"
 def count_rows(args: Any, ctx: Any) -> int:
     """Return the number of rows; wait for the end's file before."""
     found = sum(len(batch["id"]) for batch in ctx.dataset(64, columns=["id"]))
+    print("waits for the end", flush=True)
     while not os.path.exists(args["end"]):
         threading.Event().wait(0.05)
     return found
@@ -36,7 +37,9 @@ def main() -> None:
     spark.conf.set("spark.sql.session.timeZone", ZONE)
     folder = Path(sys.argv[2])
     args = {"end": str(folder / "end")}
-    cluster = tfos_nb.launch(count_rows, args, workers=2, spark=spark, detach=True, data=rows, name="far", record=False)
+    where: bool | str = sys.argv[3] if len(sys.argv) > 3 else True
+    options: dict[str, Any] = {"workers": 2, "spark": spark, "name": "far", "record": False}
+    cluster = tfos_nb.launch(count_rows, args, detach=where, data=rows, **options)
     (folder / "id").write_text(cluster.id)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,8 +2,8 @@
 
 The input is a session. The output is a ``Context`` with its jobs, settings and executors, in the same form for both
 kinds of session. Only ``classic`` uses a SparkContext, and it has nearly every use of PySpark's private API.
-``cluster``, ``driver``, ``inference``, ``magics.diagnosis``, ``pipeline``, ``spark``, ``tfrecord`` and ``widgets``
-import this package. Code that runs on the executors does not.
+``cluster``, ``detached``, ``driver``, ``inference``, ``magics.diagnosis``, ``pipeline``, ``spark``, ``tfrecord`` and
+``widgets`` import this package. Code that runs on the executors does not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,265 @@
+"""A detached cluster's process on one of Spark's executors: a Spark task starts it, and kernels call it.
+
+::
+
+    kernel ── Spark Connect ──▶ a task of StartTask ── starts ──▶ process of the cluster: driver and door
+           ◀─── its address and token ───────────────────────────
+    kernel ── Call ──▶ its calls' door; if the kernel does not reach it, by a task of CallTask on any executor
+
+So the cluster outlives the kernel's host, too. The process is a client of the same Spark Connect server. No task holds
+it, so it needs no slot, and it ends with its host or container. The calls' door is as the nodes' one: TLS with a key of
+its own, and a token. It does not take functions, so nobody can run code there by it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from tfos_nb.detached.handover import answer_of, hand_over, last_lines
+from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, Raised, error_of
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.runtime.control.door import DoorAddress, DoorClient
+from tfos_nb.runtime.control.processes import path_variable, private_directory, start_module
+from tfos_nb.runtime.control.wire import decode, encode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from tfos_nb.detached.places import DetachedPlace
+
+__all__ = ["CallTask", "RemoteCalls", "StartTask", "door_in_place", "door_of", "start_on_executor"]
+
+_MODULE = "tfos_nb.detached.process"
+_ANSWER = "answer binary"
+_SERVER_PORT, _SERVER_WITHIN = 15_002, 10.0  # Spark's default; seconds for a connection
+_REACHED_WITHIN = 1.0  # seconds for a connection to the process, if the kernel reaches it
+_ASKED_FOR = 1.0  # seconds for which a task waits for an answer: it holds a slot
+_LOOK_SECONDS, _LOOK_SECONDS_MOST = 0.02, 0.5
+_SLOT_WITHIN = 60.0  # seconds for a task's slot
+_STARTED_WITHIN = 360.0
+_OF_THE_WORKER = ("PYTHON_WORKER_FACTORY_", "PYTHON_DAEMON_", "SPARK_REMOTE", "SPARK_CONNECT_", "SPARK_LOCAL_REMOTE")
+
+
+@dataclass(frozen=True)
+class StartTask:
+    """Spark task that starts a detached cluster's process beside its executor.
+
+    ``launch`` is the pickled :class:`~tfos_nb.detached.starting.DetachedLaunch`, which comes from the kernel as this
+    task does. ``host`` and ``port`` are the Spark Connect server's.
+    """
+
+    id: str
+    launch: bytes = field(repr=False)
+    host: str
+    port: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return where the process answers; it submits its nodes then, which may need this task's slot."""
+        deque(batches, maxlen=0)
+        yield _row(self._refusal() or self._started())
+
+    def _refusal(self) -> Raised | None:
+        """Return an error if this host does not reach the server, which a client would try for minutes."""
+        try:
+            socket.create_connection((self.host, self.port), _SERVER_WITHIN).close()
+        except OSError as error:
+            return Raised(
+                "PlanError",
+                f"detach='executor': executor host {socket.gethostname()} does not reach the Spark Connect server at "
+                f"{self.host}:{self.port} ({error}), where the cluster's process must be a client. Make the session "
+                "with a URL that is valid there, too",
+            )
+        return None
+
+    def _started(self) -> Any:
+        log = os.path.join(private_directory("detached-log"), f"{self.id}.log")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_WORKER)}
+        ready, told = os.pipe()
+        try:
+            with open(log, "wb") as output:
+                process = start_module(
+                    _MODULE,
+                    env={**environment, "PYTHONPATH": path_variable()},
+                    fds=(told,),
+                    arguments=(str(told),),
+                    stdin=subprocess.PIPE,
+                    stdout=output.fileno(),
+                    stderr=output.fileno(),
+                )
+        finally:
+            os.close(told)
+        with os.fdopen(ready, "rb") as answers:
+            hand_over(process, self.launch)
+            answer = answer_of(answers)
+        if isinstance(answer, (Answer, Raised)):
+            return answer
+        process.kill()
+        where = f"the process on executor host {socket.gethostname()} did not start"
+        return Raised("TfosError", f"{where}. Its last output:\n{last_lines(log)}")
+
+
+@dataclass(frozen=True)
+class CallTask:
+    """Spark task that asks a detached cluster's process, for a kernel that does not reach it."""
+
+    door: DoorAddress
+    question: bytes = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the answer, or the number by which to ask for it again."""
+        deque(batches, maxlen=0)
+        with DoorClient(self.door) as door:
+            try:
+                yield _row(_ask(door, decode(self.question), _ASKED_FOR))
+            except grpc.RpcError as error:
+                yield _row(Raised("ConnectionError", str(error.code().name)))
+
+
+def _row(answer: Any) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict({"answer": pa.array([encode(answer)], pa.binary())})
+
+
+def _ask(door: DoorClient, question: Any, seconds: float) -> Any:
+    """Ask the process for some seconds; return its answer, or :class:`Asked` if there is none yet."""
+    until, never, pause = time.monotonic() + seconds, threading.Event(), _LOOK_SECONDS
+    answer = door.ask(question)
+    while isinstance(answer, Asked) and time.monotonic() < until:
+        never.wait(pause)
+        pause = min(2 * pause, _LOOK_SECONDS_MOST)
+        answer = door.ask(AnswerWanted(answer.number))
+    return answer
+
+
+def start_on_executor(session: SparkSession, id: str, name: str, launch: Any) -> DetachedPlace:
+    """Start a cluster's process on an executor; return where it answers.
+
+    Raises
+    ------
+    TfosError
+        If it does not start; the message has its last output.
+    """
+    from tfos_nb.detached.places import place_of
+    from tfos_nb.spark.session import REMOTE
+
+    what = f"tfos_nb cluster {name}: start its process"
+    server = urllib.parse.urlparse(launch.spark[REMOTE])
+    task = StartTask(id, pickle.dumps(launch), server.hostname or "", server.port or _SERVER_PORT)
+    answer = _run(session, f"tfos_nb-{id}", what, task, _STARTED_WITHIN)
+    if isinstance(answer, Raised):
+        raise error_of(answer)
+    return place_of(answer.value)
+
+
+def _run(session: SparkSession, tag: str, what: str, task: Any, seconds: float) -> Any:
+    """Run a task of one partition; return the message that it returns."""
+    from tfos_nb.driver.launching import error_of_job
+    from tfos_nb.spark.session import SparkJobs
+
+    frame = session.range(0, 1, 1, 1).mapInArrow(task, _ANSWER)
+    job = SparkJobs(session, tag).run(frame.collect, what)
+    try:
+        if not job.done.wait(seconds):
+            raise TfosError(
+                f"{what}: its task has not ended after {seconds:g} s. Look at Spark's page whether it has got a slot"
+            )
+    finally:
+        if not job.done.is_set():
+            job.cancel()
+    if job.error is not None:
+        raise error_of_job(job.error, f"{what} failed")
+    return decode(bytes(job.result[0][0]))  # type: ignore[index]
+
+
+def door_of(place: DetachedPlace) -> DoorAddress:
+    """Return the address of a process's calls' door."""
+    door = place.door
+    return DoorAddress(door["host"], door["port"], door["certificate"].encode(), door["token"])
+
+
+def door_in_place(address: DoorAddress) -> dict[str, Any]:
+    """Return the address as a place's file has it."""
+    certificate = address.certificate.decode()
+    return {"host": address.host, "port": address.port, "certificate": certificate, "token": address.token}
+
+
+class RemoteCalls:
+    """Calls of a process on an executor: over the network, or by Spark tasks if the kernel does not reach it.
+
+    Parameters
+    ----------
+    place : DetachedPlace
+        Where the process answers.
+    session : SparkSession, optional
+        Runs the tasks. Default: the active one.
+
+    Raises
+    ------
+    PlanError
+        If the kernel does not reach the process and has no session.
+    """
+
+    def __init__(self, place: DetachedPlace, session: SparkSession | None = None) -> None:
+        from tfos_nb.driver.relaying import stated_relay
+        from tfos_nb.spark.session import active_session
+
+        self._place, self._door = place, door_of(place)
+        self._client: DoorClient | None = None
+        self._session = session
+        if stated_relay() != "1" and _is_reached(self._door):
+            self._client = DoorClient(self._door)
+        elif self._session is None:
+            self._session = active_session()
+            if self._session is None:
+                raise PlanError(
+                    f"{place.name}: its process is on an executor ({self._door.host}:{self._door.port}), which this "
+                    "kernel does not reach. Start a session at the same Spark first: tasks then carry the calls"
+                )
+
+    def ask(self, call: Call) -> Any:
+        """Make a call; return its answer, however long that takes.
+
+        Raises
+        ------
+        ConnectionError
+            If the process has gone.
+        """
+        answer = self._asked(call)
+        while isinstance(answer, Asked):
+            answer = self._asked(AnswerWanted(answer.number))
+        if isinstance(answer, Raised) and answer.kind == "ConnectionError":
+            raise ConnectionError(answer.text)
+        return answer
+
+    def _asked(self, question: Any) -> Any:
+        if self._client is not None:
+            try:
+                return _ask(self._client, question, _ASKED_FOR)
+            except grpc.RpcError as error:
+                raise ConnectionError(str(error.code())) from None
+        assert self._session is not None, "as checked at first"
+        what = f"tfos_nb cluster {self._place.name}: ask its process"
+        task = CallTask(self._door, encode(question))
+        return _run(self._session, f"tfos_nb-{self._place.id}-calls", what, task, _SLOT_WITHIN)
+
+
+def _is_reached(door: DoorAddress) -> bool:
+    try:
+        with socket.create_connection((door.host, door.port), _REACHED_WITHIN):
+            return True
+    except OSError:
+        return False
