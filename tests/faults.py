@@ -358,6 +358,8 @@ def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
 
 def order_of_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     """Train by ``fit``, and return the sum of the rows' numbers in each step, and the weights."""
+    if args.get("saves_each_step"):
+        save_after_each_step()
     import keras
     import tensorflow as tf
 
@@ -394,9 +396,14 @@ def order_of_steps(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 def saving_each_step(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
-    """Call ``fit`` as :func:`several_fits`, and save the state after each step, whatever that costs."""
-    save_schedule._PART, save_schedule._SECONDS, save_schedule._SECONDS_A_WORKER = math.inf, 0.0, 0.0
+    """Call ``fit`` as :func:`several_fits`, and save the state after each step."""
+    save_after_each_step()
     return several_fits(args, ctx)
+
+
+def save_after_each_step() -> None:
+    """Save the state of ``fit`` after each step, whatever that costs: how often it is else depends on the machine."""
+    save_schedule._PART, save_schedule._SECONDS, save_schedule._SECONDS_A_WORKER = math.inf, 0.0, 0.0
 
 
 def stop_after(model: Any, epochs: int | None, epoch: int, logs: Any = None) -> None:

@@ -325,7 +325,7 @@ def test_rows_that_nodes_have_kept_are_not_sent_again_and_keep_their_batches(
     count = spark.sparkContext.accumulator(0)
     data = spark.createDataFrame(spark.sparkContext.parallelize(range(ROWS), 4).map(Read(count)), "id long, y double")
     exits = [Exit("worker:1", 3, 40, how)]
-    args = {"epochs": 5, "pause_step": 0.01, "schedule": exits, "most": 600}
+    args = {"epochs": 5, "pause_step": 0.01, "schedule": exits, "most": 600, "saves_each_step": True}
     with launch(order_of_steps, args, workers=2, spark=spark, restarts=1) as cluster:
         cluster.train(data, epochs=5)
     found = cluster.result()
@@ -363,7 +363,14 @@ def test_a_shuffled_epoch_goes_on_after_a_loss_in_the_order_that_it_would_have_h
     data = spark.range(0, ROWS, 1, 1).selectExpr("id", "id / 3000 as y")
     found = []
     for exits in ([], [Exit("worker:0", 1, 70, "kill"), Exit("worker:0", 3, 30, "kill the supervisor", 2)]):
-        args = {"epochs": 4, "pause_step": 0.02, "schedule": exits, "shuffle": 500, "most": 600}
+        args = {
+            "epochs": 4,
+            "pause_step": 0.02,
+            "schedule": exits,
+            "shuffle": 500,
+            "most": 600,
+            "saves_each_step": True,
+        }
         with launch(order_of_steps, args, workers=1, spark=spark, restarts=2) as cluster:
             cluster.train(data, epochs=4)
         found.append(cluster.result())
