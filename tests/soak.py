@@ -124,6 +124,10 @@ class Hangs(logging.Handler):
         """Return the reports of something else than a stopped process."""
         return [said for said in self.said if "was stopped by a signal" not in said]
 
+    def read(self, log: Path) -> None:
+        """Take the reports from the log of a detached cluster's process."""
+        self.said += [line for line in log.read_text(encoding="utf-8").splitlines() if " no step for " in line]
+
 
 def _session() -> SparkSession:
     os.environ.update(environment(Path(pyspark.__file__).parent))
@@ -159,7 +163,7 @@ def run(given: argparse.Namespace) -> int:
         if given.amid:
             args["amid"] = given.amid
         if given.detach:
-            options |= {"detach": True, "data": partial(_rows, fit=fit), "epochs": epochs, "keep": 0}
+            options |= {"detach": True, "data": partial(_rows, fit=fit), "epochs": epochs, "keep": 1}
         cluster: Any = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
         find = partial(attach, cluster.id) if given.detach else lambda: cluster
         harm = Harm(find, minutes * 60, pick, all_at_once=given.checkpoint_every is not None)
@@ -167,10 +171,12 @@ def run(given: argparse.Namespace) -> int:
         if given.detach:
             spark.stop()
             cluster.wait()
+            hangs.read(cluster._place.log)
         else:
             with cluster:
                 cluster.train(_rows(spark, fit), epochs=epochs)
         total, generation, passes = cluster.result()
+        cluster.close()
         passes = epochs if fit else passes
     spark.stop()
     exact = total == sum_of_ids(passes, _ROWS)
