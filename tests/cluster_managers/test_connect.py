@@ -97,6 +97,7 @@ def test_a_cluster_whose_process_is_on_an_executor_outlives_its_clients_host(ser
     assert "takes its rows with its launch" in seen["train"]
     assert "still runs after 0.2 s" in seen["timeout"]
     assert (seen["rows"], seen["state"], seen["clusters"]) == (1000, "DONE", ["DONE"])
+    assert "needs 9 slots" in seen["refused"]
     assert seen["left"] == 0
     assert until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 60)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 import tfos_nb
+from tests.waiting import until
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
-from tfos_nb.detached.messages import AnswerWanted, Call, HistoryParts, Raised, error_of, raised
-from tfos_nb.detached.on_executor import door_in_place, door_of
+from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, HistoryParts, Raised, error_of, raised
+from tfos_nb.detached.on_executor import NotReached, door_in_place, door_of
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
 from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, RendezvousTimeout
@@ -159,6 +160,8 @@ def served(
     if request.param == "by a door":
         place = replace(place, socket="/nowhere", door=door_in_place(door.open()))
     places.publish(place)
+    methods["place"] = lambda: asdict(place)
+    methods["close_door"] = door.close
     yield tfos_nb.attach("mnist"), methods, stops
     door.close()
     server.shutdown()
@@ -238,11 +241,57 @@ def test_an_end_on_an_executor_is_noted_where_the_kernel_runs(served: Any) -> No
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_a_process_on_an_executor_has_gone_if_its_host_says_so(served: Any) -> None:
+    cluster, methods, _ = served
+    methods["close_door"]()
+    with pytest.raises(ClusterClosed, match="has gone without a result"):
+        cluster.logs()
+    assert cluster.snapshot().status is ClusterStatus.FAILED
+    (place,) = tfos_nb.clusters()
+    assert place.status == "LOST"
+    with pytest.raises(PlanError, match="has gone without a result"):
+        tfos_nb.attach("mnist")
+    place.forget()
+    assert tfos_nb.clusters() == []
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_a_process_on_an_executor_that_is_not_reached_for_a_while_is_not_given_up(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, methods, _ = served
+    methods["close_door"]()
+    monkeypatch.setattr("tfos_nb.detached.on_executor.refuses", lambda host, port: False)
+    monkeypatch.setattr("tfos_nb.spark.session.active_session", lambda: None)
+    assert cluster.snapshot() == STATE, "the last known one"
+    assert cluster.log_lines() == list(STATE.log)
+    for ask in (cluster.logs, cluster.close):
+        with pytest.raises(NotReached, match=r"mnist: its process at 127\.0\.0\.1:\d+ does not answer at the moment"):
+            ask()
+    assert [one.status for one in tfos_nb.clusters()] == ["RUNNING"], "its address is still known"
+
+
+def test_a_call_that_comes_twice_is_made_once(tmp_path: Path) -> None:
+    stops = Stops()
+    server = CallServer(str(tmp_path / "calls"), {}, StopRequests(stops))
+    desk = CallDesk(server)
+    call = Call("request_stop", client="a", key="1")
+    asked = [desk.asked(call), desk.asked(call)]
+    assert asked[0] == asked[1]
+    answers = [until(lambda: not isinstance(desk.asked(AnswerWanted(1)), Asked)) and desk.asked(AnswerWanted(1))] * 2
+    assert answers == [Answer("stopping")] * 2, "an answer may be lost on its way"
+    assert desk.asked(replace(call, key="2")) != asked[0]
+    assert until(lambda: stops.requests == 2)
+    server.server_close()
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
 def test_without_a_session_a_process_that_cannot_be_reached_is_named_with_its_port(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, _, _ = served
     monkeypatch.setattr("tfos_nb.spark.session.active_session", lambda: None)
+    monkeypatch.setattr("tfos_nb.detached.on_executor.refuses", lambda host, port: False)
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]

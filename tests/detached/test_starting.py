@@ -9,6 +9,7 @@ import pytest
 
 from tfos_nb import launch
 from tfos_nb.detached import starting
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 
 
@@ -73,3 +74,16 @@ def test_an_active_mlflow_run_of_the_kernel_is_not_continued_and_the_log_says_so
     finally:
         mlflow.set_tracking_uri(before)
     assert "not logged to this kernel's active MLflow run" in caplog.text
+
+
+def test_relative_paths_are_the_kernels_for_a_process_on_an_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = Settings().with_absolute_paths("mnist")
+    assert (usual.model_dir, usual.log_dir, usual.record) == (f"{tmp_path}/tfos_models/mnist", None, True)
+    given = Settings(model_dir="models", log_dir="logs", record="records").with_absolute_paths("mnist")
+    assert (given.model_dir, given.log_dir, given.record) == tuple(
+        f"{tmp_path}/{name}" for name in ("models", "logs", "records")
+    )
+    assert Settings(model_dir="hdfs://h/m").with_absolute_paths("mnist").model_dir == "hdfs://h/m"

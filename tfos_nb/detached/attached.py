@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, Call, HistoryParts, Raised, check_peer, error_of
-from tfos_nb.detached.on_executor import RemoteCalls
-from tfos_nb.detached.places import DetachedPlace
+from tfos_nb.detached.on_executor import NotReached, RemoteCalls
+from tfos_nb.detached.places import LOST, RUNNING, DetachedPlace
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
 from tfos_nb.interrupts import interruptible
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["AttachedCluster", "attach", "clusters"]
 
 _CONNECTED_WITHIN = 10.0  # seconds
+_LOOK_EVERY_BY_TASKS = 5.0  # seconds
 
 
 def clusters() -> list[DetachedPlace]:
@@ -80,17 +81,29 @@ def attach(name: str = "", spark: SparkSession | None = None) -> AttachedCluster
     if place.process.runs() is None and not place.door:
         raise PlanError(f"{place.name}: its process runs on host {place.process.host}: attach from a kernel there")
     if place.version != __version__:
+        there = f" on host {place.process.host}" if place.door else ""
+        stop = f"`kill {place.process.pid}`{there}"
         raise PlanError(
             f"{place.name} was launched with tfos_nb {place.version}, and this kernel has {__version__}: attach from a "
-            f"Python with {place.version}. `kill {place.process.pid}` stops it without one"
+            f"Python with {place.version}. {stop} stops it without one"
         )
-    return AttachedCluster(place, spark=spark)
+    try:
+        return AttachedCluster(place, spark=spark)
+    except ConnectionError:
+        _note_lost(place)
+        raise PlanError(_lost(replace(place, status=LOST))) from None
+
+
+def _note_lost(place: DetachedPlace) -> None:
+    """Write on this host that a process on an executor has gone."""
+    if place.door and (found := places.find(place.id)) is not None and found.status == RUNNING:
+        places.publish(replace(found, status=LOST))
 
 
 def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
     fitting = [one for one in known if name in ("", one.name, one.id)]
     here = [one for one in fitting if one.process.runs() or one.door]
-    meant = [one for one in here or fitting if one.status == "RUNNING"] or here or fitting
+    meant = [one for one in here or fitting if one.status == RUNNING] or here or fitting
     if not meant:
         listed = ", ".join(dict.fromkeys(one.name for one in known))
         raise PlanError(
@@ -106,7 +119,7 @@ def _chosen(name: str, known: Sequence[DetachedPlace]) -> DetachedPlace:
 def _lost(place: DetachedPlace) -> str:
     """Return what is known of a cluster whose process has gone without a result."""
     saved = f"{_last_checkpoint(place)}. {_last_model(place)}"
-    if place.status not in ("RUNNING", "LOST"):
+    if place.status not in (RUNNING, LOST):
         return f"{place.name} has ended ({place.status}), and its process, which kept its results, has gone. {saved}"
     return (
         f"{place.name}: its process {place.process.pid} on {place.process.host} has gone without a result: it was "
@@ -117,7 +130,7 @@ def _lost(place: DetachedPlace) -> str:
 def _log_of(place: DetachedPlace) -> str:
     if not place.door:
         return str(place.log)
-    return f"{place.id}.log, in a directory tfos_nb-detached-log-… in the temporary directory of {place.process.host}"
+    return f"tfos_nb-log-{place.id} in the temporary directory of {place.process.host}"
 
 
 def _last_checkpoint(place: DetachedPlace) -> str:
@@ -141,8 +154,9 @@ def _last_checkpoint(place: DetachedPlace) -> str:
 
 def _last_model(place: DetachedPlace) -> str:
     """Return a sentence on the model that a cluster has written last; a later cluster may have replaced the file."""
-    if not place.model:
-        return "It has saved no model with ctx.save"
+    if not place.model:  # of a process on an executor it is known only once it has ended
+        unknown = place.door and place.status in (RUNNING, LOST)
+        return "Look there for its model, too" if unknown else "It has saved no model with ctx.save"
     if place.model_size < 0:
         return f"Its model is {place.model}"
     if not is_the_same(mark_of(place.model), [place.model_size, place.model_changed]):
@@ -187,7 +201,8 @@ class AttachedCluster(Rich):
         self._feeds = feeds
         self._history = History("")
         self._place = place
-        self._ask: Callable[[Call], Any] = RemoteCalls(place, spark).ask if place.door else partial(_ask_socket, place)
+        self._remote = RemoteCalls(place, spark) if place.door else None
+        self._looked = -math.inf
         self._client = uuid.uuid4().hex
         self._plan = ClusterPlan(**self._call("plan"))
         self._last: ClusterState = self._call("snapshot")
@@ -197,7 +212,7 @@ class AttachedCluster(Rich):
 
     def __exit__(self, *error: object) -> None:
         if self._feeds:
-            with contextlib.suppress(ClusterClosed):  # its process has gone
+            with contextlib.suppress(ClusterClosed, NotReached):  # its process has gone, or has had its rows
                 self._call("end_feed")
 
     # --- what it does ---
@@ -302,7 +317,7 @@ class AttachedCluster(Rich):
     @property
     def plan(self) -> ClusterPlan:
         """The plan that was requested last; the last known one if the process has gone."""
-        with contextlib.suppress(ClusterClosed):
+        with contextlib.suppress(ClusterClosed, NotReached):
             self._plan = ClusterPlan(**self._call("plan"))
         return self._plan
 
@@ -317,10 +332,20 @@ class AttachedCluster(Rich):
         return self.snapshot().status
 
     def snapshot(self) -> ClusterState:
-        """Return the current state of the cluster; if its process has gone, the last known one with that error."""
+        """Return the current state of the cluster; if its process has gone, the last known one with that error.
+
+        While a process on an executor cannot be reached, that is the last known one. By tasks it is asked for every
+        five seconds.
+        """
+        now = time.monotonic()
+        if self._remote is not None and self._remote.by_tasks and now - self._looked < _LOOK_EVERY_BY_TASKS:
+            return self._last
+        self._looked = now
         try:
             self._last = self._call("snapshot")
             self._note_end()
+        except NotReached:
+            pass
         except ClusterClosed as error:
             if not self._last.status.ended:
                 self._last = replace(self._last, status=self._outcome(), error=str(error))
@@ -329,7 +354,7 @@ class AttachedCluster(Rich):
     @property
     def history(self) -> History:
         """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`."""
-        with contextlib.suppress(ClusterClosed):
+        with contextlib.suppress(ClusterClosed, NotReached):
             parts: HistoryParts = self._call("history")
             self._history = parts.history()
         return self._history
@@ -338,7 +363,7 @@ class AttachedCluster(Rich):
         """Return the numbers of a metric's chart as JSON has them, for a page."""
         try:
             return dict(self._call("curves", metric=metric, by=by, node=node))
-        except ClusterClosed:
+        except (ClusterClosed, NotReached):
             return chart_data(self._history.points(node), metric=metric, by=by, node=node)
 
     def stacks(self, timeout: float = 5.0) -> dict[str, str]:
@@ -353,7 +378,7 @@ class AttachedCluster(Rich):
         """Return a node's newest lines, each with its time; the chief's by default."""
         try:
             return list(self._call("log_lines", node=node, limit=limit))
-        except ClusterClosed:
+        except (ClusterClosed, NotReached):
             wanted = node or str(self._plan.chief_node)
             return [line for line in self._last.log if line.node == wanted][-limit:]
 
@@ -378,12 +403,18 @@ class AttachedCluster(Rich):
         ------
         ClusterClosed
             If the process has gone.
+        NotReached
+            If it is on an executor, and cannot be reached.
         Exception
             What the method raises.
         """
+        if method != "snapshot":
+            self._looked = -math.inf  # it may change the state
+        call = Call(method, arguments, self._client)
         try:
-            answer = self._ask(Call(method, arguments, self._client))
+            answer = _ask_socket(self._place, call) if self._remote is None else self._remote.ask(call)
         except (FileNotFoundError, ConnectionError):
+            _note_lost(self._place)
             raise ClusterClosed(self._gone()) from None
         if isinstance(answer, Answer):
             return answer.value
@@ -397,9 +428,10 @@ class AttachedCluster(Rich):
 
     def _note_end(self) -> None:
         """Write on this host that a cluster has ended whose process cannot do so from an executor."""
-        status = self._last.status
-        if self._place.door and status.ended and self._place.status == "RUNNING":
-            self._place = replace(self._place, status=status.value)
+        if self._remote is None or not self._last.status.ended or self._place.status != RUNNING:
+            return
+        self._place = replace(places.place_of(self._call("place")), status=self._last.status.value)
+        if places.find(self.id) is not None:  # else another kernel has closed it
             places.publish(self._place)
 
     def _outcome(self) -> ClusterStatus:

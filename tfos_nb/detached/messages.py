@@ -42,11 +42,15 @@ _BUILTIN = ("KeyError", "RuntimeError", "TimeoutError", "TypeError", "ValueError
 @message
 @dataclass(frozen=True)
 class Call:
-    """Call of a method of the cluster. ``client`` identifies the kernel's object that calls."""
+    """Call of a method of the cluster. ``client`` identifies the kernel's object that calls.
+
+    ``key`` identifies the call where it may come twice: Spark may repeat a task that carries it.
+    """
 
     method: str
     arguments: dict[str, Any] = field(default_factory=dict)
     client: str = ""
+    key: str = ""
 
 
 @message

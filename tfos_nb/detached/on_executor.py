@@ -13,16 +13,19 @@ its own, and a token. It does not take functions, so nobody can run code there b
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.parse
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -31,7 +34,7 @@ from tfos_nb.detached.handover import answer_of, hand_over, last_lines
 from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, Raised, error_of
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
-from tfos_nb.runtime.control.processes import path_variable, private_directory, start_module
+from tfos_nb.runtime.control.processes import path_variable, refuses, start_module
 from tfos_nb.runtime.control.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -40,14 +43,28 @@ if TYPE_CHECKING:
 
     from tfos_nb.detached.places import DetachedPlace
 
-__all__ = ["CallTask", "RemoteCalls", "StartTask", "door_in_place", "door_of", "start_on_executor"]
+__all__ = [
+    "CallTask",
+    "NotReached",
+    "RemoteCalls",
+    "StartTask",
+    "door_in_place",
+    "door_of",
+    "log_on_executor",
+    "start_on_executor",
+]
 
 _MODULE = "tfos_nb.detached.process"
 _ANSWER = "answer binary"
 _SERVER_PORT, _SERVER_WITHIN = 15_002, 10.0  # Spark's default; seconds for a connection
 _REACHED_WITHIN = 1.0  # seconds for a connection to the process, if the kernel reaches it
+_ANSWERED_WITHIN = 10.0  # seconds: it says at once that it has begun
 _ASKED_FOR = 1.0  # seconds for which a task waits for an answer: it holds a slot
 _LOOK_SECONDS, _LOOK_SECONDS_MOST = 0.02, 0.5
+_PAUSE_BY_TASKS = 4.0  # seconds between two tasks that ask for the same answer
+_AGAIN_AFTER, _AGAIN_FOR = 2.0, 600.0  # seconds, if the process is not reached; a host that sleeps does not count them
+_DIRECT_AGAIN_AFTER = 60.0  # seconds
+_GONE, _UNREACHED = "ConnectionError", "NotReached"
 _SLOT_WITHIN = 60.0  # seconds for a task's slot
 _STARTED_WITHIN = 360.0
 _OF_THE_WORKER = ("PYTHON_WORKER_FACTORY_", "PYTHON_DAEMON_", "SPARK_REMOTE", "SPARK_CONNECT_", "SPARK_LOCAL_REMOTE")
@@ -58,13 +75,14 @@ class StartTask:
     """Spark task that starts a detached cluster's process beside its executor.
 
     ``launch`` is the pickled :class:`~tfos_nb.detached.starting.DetachedLaunch`, which comes from the kernel as this
-    task does. ``host`` and ``port`` are the Spark Connect server's.
+    task does. ``host`` and ``port`` are the Spark Connect server's. ``variables`` are added to the environment.
     """
 
     id: str
     launch: bytes = field(repr=False)
     host: str
     port: int
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return where the process answers; it submits its nodes then, which may need this task's slot."""
@@ -85,14 +103,14 @@ class StartTask:
         return None
 
     def _started(self) -> Any:
-        log = os.path.join(private_directory("detached-log"), f"{self.id}.log")
+        log = log_on_executor(self.id)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_WORKER)}
         ready, told = os.pipe()
         try:
-            with open(log, "wb") as output:
+            with open(log, "xb", opener=_for_this_user) as output:
                 process = start_module(
                     _MODULE,
-                    env={**environment, "PYTHONPATH": path_variable()},
+                    env={**environment, **self.variables, "PYTHONPATH": path_variable()},
                     fds=(told,),
                     arguments=(str(told),),
                     stdin=subprocess.PIPE,
@@ -111,6 +129,15 @@ class StartTask:
         return Raised("TfosError", f"{where}. Its last output:\n{last_lines(log)}")
 
 
+def log_on_executor(id: str) -> str:
+    """Return the file of the output of a process on this host. The process removes it when it ends by itself."""
+    return os.path.join(tempfile.gettempdir(), f"tfos_nb-log-{id}")
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 @dataclass(frozen=True)
 class CallTask:
     """Spark task that asks a detached cluster's process, for a kernel that does not reach it."""
@@ -125,7 +152,8 @@ class CallTask:
             try:
                 yield _row(_ask(door, decode(self.question), _ASKED_FOR))
             except grpc.RpcError as error:
-                yield _row(Raised("ConnectionError", str(error.code().name)))
+                kind = _GONE if refuses(self.door.host, self.door.port) else _UNREACHED
+                yield _row(Raised(kind, str(error.code().name)))
 
 
 def _row(answer: Any) -> pa.RecordBatch:
@@ -137,16 +165,18 @@ def _row(answer: Any) -> pa.RecordBatch:
 def _ask(door: DoorClient, question: Any, seconds: float) -> Any:
     """Ask the process for some seconds; return its answer, or :class:`Asked` if there is none yet."""
     until, never, pause = time.monotonic() + seconds, threading.Event(), _LOOK_SECONDS
-    answer = door.ask(question)
+    answer = door.ask(question, _ANSWERED_WITHIN)
     while isinstance(answer, Asked) and time.monotonic() < until:
         never.wait(pause)
         pause = min(2 * pause, _LOOK_SECONDS_MOST)
-        answer = door.ask(AnswerWanted(answer.number))
+        answer = door.ask(AnswerWanted(answer.number), _ANSWERED_WITHIN)
     return answer
 
 
-def start_on_executor(session: SparkSession, id: str, name: str, launch: Any) -> DetachedPlace:
-    """Start a cluster's process on an executor; return where it answers.
+def start_on_executor(
+    session: SparkSession, id: str, name: str, launch: Any, variables: dict[str, str]
+) -> DetachedPlace:
+    """Start a cluster's process on an executor, with these environment variables; return where it answers.
 
     Raises
     ------
@@ -158,7 +188,7 @@ def start_on_executor(session: SparkSession, id: str, name: str, launch: Any) ->
 
     what = f"tfos_nb cluster {name}: start its process"
     server = urllib.parse.urlparse(launch.spark[REMOTE])
-    task = StartTask(id, pickle.dumps(launch), server.hostname or "", server.port or _SERVER_PORT)
+    task = StartTask(id, pickle.dumps(launch), server.hostname or "", server.port or _SERVER_PORT, variables)
     answer = _run(session, f"tfos_nb-{id}", what, task, _STARTED_WITHIN)
     if isinstance(answer, Raised):
         raise error_of(answer)
@@ -197,6 +227,10 @@ def door_in_place(address: DoorAddress) -> dict[str, Any]:
     return {"host": address.host, "port": address.port, "certificate": certificate, "token": address.token}
 
 
+class NotReached(TfosError):
+    """A process on an executor does not answer at the moment, and nothing says that it has gone."""
+
+
 class RemoteCalls:
     """Calls of a process on an executor: over the network, or by Spark tasks if the kernel does not reach it.
 
@@ -209,26 +243,33 @@ class RemoteCalls:
 
     Raises
     ------
+    ConnectionError
+        If the process has gone.
     PlanError
         If the kernel does not reach the process and has no session.
     """
 
     def __init__(self, place: DetachedPlace, session: SparkSession | None = None) -> None:
         from tfos_nb.driver.relaying import stated_relay
-        from tfos_nb.spark.session import active_session
 
-        self._place, self._door = place, door_of(place)
-        self._client: DoorClient | None = None
-        self._session = session
-        if stated_relay() != "1" and _is_reached(self._door):
-            self._client = DoorClient(self._door)
-        elif self._session is None:
-            self._session = active_session()
-            if self._session is None:
-                raise PlanError(
-                    f"{place.name}: its process is on an executor ({self._door.host}:{self._door.port}), which this "
-                    "kernel does not reach. Start a session at the same Spark first: tasks then carry the calls"
-                )
+        self._place, self._door, self._session = place, door_of(place), session
+        self._client = DoorClient(self._door)
+        self._direct_from = math.inf if stated_relay() == "1" else 0.0  # monotonic time
+        if self.by_tasks or _is_reached(self._door):
+            return
+        if refuses(self._door.host, self._door.port):
+            raise ConnectionError("no process listens there")
+        self._by_tasks_for_now()
+        if self._session_for_tasks() is None:
+            raise PlanError(
+                f"{place.name}: its process is on an executor ({self._door.host}:{self._door.port}), which this "
+                "kernel does not reach. Start a session at the same Spark first: tasks then carry the calls"
+            )
+
+    @property
+    def by_tasks(self) -> bool:
+        """Whether Spark tasks carry the next call, which takes a slot for a moment."""
+        return time.monotonic() < self._direct_from
 
     def ask(self, call: Call) -> Any:
         """Make a call; return its answer, however long that takes.
@@ -237,24 +278,68 @@ class RemoteCalls:
         ------
         ConnectionError
             If the process has gone.
+        NotReached
+            If it cannot be reached: for ten minutes, if the call had begun.
         """
-        answer = self._asked(call)
+        answer, never = self._asked(replace(call, key=uuid.uuid4().hex)), threading.Event()
         while isinstance(answer, Asked):
-            answer = self._asked(AnswerWanted(answer.number))
-        if isinstance(answer, Raised) and answer.kind == "ConnectionError":
-            raise ConnectionError(answer.text)
+            if self.by_tasks:
+                never.wait(_PAUSE_BY_TASKS)
+            answer = self._followed(AnswerWanted(answer.number))
         return answer
 
+    def _followed(self, question: AnswerWanted) -> Any:
+        """Ask for the answer to a call, again and again while the process cannot be reached: there the call goes on."""
+        deadline, never = time.monotonic() + _AGAIN_FOR, threading.Event()
+        while True:
+            try:
+                return self._asked(question)
+            except NotReached:
+                if time.monotonic() > deadline:
+                    raise
+                never.wait(_AGAIN_AFTER)
+
     def _asked(self, question: Any) -> Any:
-        if self._client is not None:
+        if not self.by_tasks:
             try:
                 return _ask(self._client, question, _ASKED_FOR)
             except grpc.RpcError as error:
-                raise ConnectionError(str(error.code())) from None
-        assert self._session is not None, "as checked at first"
+                if refuses(self._door.host, self._door.port):
+                    raise ConnectionError("no process listens there") from None
+                self._by_tasks_for_now()
+                if self._session_for_tasks() is None:
+                    raise NotReached(self._unanswered(error.code().name)) from None
+        return self._asked_by_task(question)
+
+    def _asked_by_task(self, question: Any) -> Any:
+        session = self._session_for_tasks()
+        if session is None:
+            raise NotReached(self._unanswered("no Spark session is active, whose tasks could carry the call"))
         what = f"tfos_nb cluster {self._place.name}: ask its process"
-        task = CallTask(self._door, encode(question))
-        return _run(self._session, f"tfos_nb-{self._place.id}-calls", what, task, _SLOT_WITHIN)
+        try:
+            answer = _run(
+                session, f"tfos_nb-{self._place.id}-calls", what, CallTask(self._door, encode(question)), _SLOT_WITHIN
+            )
+        except Exception as error:  # Spark's errors have many classes
+            raise NotReached(self._unanswered(str(error))) from error
+        if isinstance(answer, Raised) and answer.kind == _GONE:
+            raise ConnectionError(answer.text)
+        if isinstance(answer, Raised) and answer.kind == _UNREACHED:
+            raise NotReached(self._unanswered(answer.text))
+        return answer
+
+    def _session_for_tasks(self) -> SparkSession | None:
+        from tfos_nb.spark.session import active_session
+
+        self._session = self._session or active_session()
+        return self._session
+
+    def _by_tasks_for_now(self) -> None:
+        self._direct_from = max(self._direct_from, time.monotonic() + _DIRECT_AGAIN_AFTER)
+
+    def _unanswered(self, why: str) -> str:
+        where = f"{self._door.host}:{self._door.port}"
+        return f"{self._place.name}: its process at {where} does not answer at the moment ({why}). It may still train"
 
 
 def _is_reached(door: DoorAddress) -> bool:

@@ -20,6 +20,8 @@ from tfos_nb.records.run import Process
 from tfos_nb.runtime.control.processes import remove_left_behind
 
 __all__ = [
+    "LOST",
+    "RUNNING",
     "SOCKETS",
     "DetachedPlace",
     "detached_directory",
@@ -34,6 +36,9 @@ __all__ = [
 
 SOCKETS = "detached"
 """The kind of the directories in which the processes have their sockets."""
+
+RUNNING, LOST = "RUNNING", "LOST"
+"""Status of a cluster that has not ended; and of one whose process has gone before its end."""
 
 _MOST_BYTES = 100_000
 _KEPT = 30 * 86_400.0  # seconds for which a file of a lost process, or of another host's, is kept
@@ -79,7 +84,7 @@ class DetachedPlace:
     launched: float = 0.0
     model_dir: str = ""
     run: str = ""
-    status: str = "RUNNING"
+    status: str = RUNNING
     model: str = ""
     model_size: int = -1
     model_changed: int = 0
@@ -92,8 +97,11 @@ class DetachedPlace:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its process is known to have gone: it was killed, or its host has restarted."""
-        return self.process.runs() is False
+        """Whether its process is known to have gone: it was killed, or its host has restarted.
+
+        Of one on an executor that is known once a kernel has asked for it.
+        """
+        return self.process.runs() is False or (bool(self.door) and self.status == LOST)
 
     def forget(self) -> None:
         """Remove the files of a cluster whose process has gone.
@@ -103,7 +111,7 @@ class DetachedPlace:
         PlanError
             If it still runs, or may run on another host.
         """
-        if not self.is_lost:
+        if not self.is_lost and not (self.door and self.status != RUNNING):
             raise PlanError(
                 f"{self.name}: its process {self.process.pid} on {self.process.host} may run: close it first"
             )
@@ -157,10 +165,11 @@ def places() -> Iterator[DetachedPlace]:
     """Yield the places of this user's detached clusters, the newest first; remove the files of those lost long ago."""
     known = (find(file.stem) for file in detached_directory().glob("*.json"))
     for place in sorted((one for one in known if one is not None), key=lambda one: one.launched, reverse=True):
-        if time.time() - place.launched > _KEPT and place.process.runs() is not True:
+        is_old = time.time() - place.launched > _KEPT
+        if is_old and place.process.runs() is not True and not (place.door and place.status == RUNNING):
             forget(place.id)
         else:
-            yield place if not place.is_lost or place.status != "RUNNING" else replace(place, status="LOST")
+            yield place if not place.is_lost or place.status != RUNNING else replace(place, status=LOST)
 
 
 def model_dirs() -> list[str]:
@@ -174,7 +183,7 @@ def runs() -> list[str]:
 
 
 def _running() -> list[DetachedPlace]:
-    return [place for place in places() if place.status == "RUNNING"] if detached_directory().exists() else []
+    return [place for place in places() if place.status == RUNNING] if detached_directory().exists() else []
 
 
 def forget(cluster_id: str) -> None:

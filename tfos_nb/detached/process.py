@@ -23,7 +23,7 @@ from typing import Any
 from tfos_nb.cluster import Cluster, follower_of
 from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, HistoryParts, raised
-from tfos_nb.detached.on_executor import door_in_place
+from tfos_nb.detached.on_executor import door_in_place, log_on_executor
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
 from tfos_nb.detached.starting import DetachedLaunch
@@ -42,6 +42,7 @@ logger = logging.getLogger("tfos_nb")
 
 _HOUR = 3600.0  # seconds
 _REFUSAL_KEPT = 600.0  # seconds
+_MET_WITHIN, _SUBMITTED_WITHIN = 120.0, 3600.0  # seconds
 
 
 class DetachedProcess:
@@ -68,6 +69,7 @@ class DetachedProcess:
         )
         self._stops = StopRequests(self._cluster)
         self._door: Door | None = None
+        self._met = threading.Event()
         self._submitted: Future[dict[str, Any]] = Future()
         self._directory = private_directory(places.SOCKETS)
         self._dismissed = threading.Event()
@@ -105,7 +107,13 @@ class DetachedProcess:
         self._place = replace(self._place, run=self._cluster.checkpoint_run)
 
     def _submit_on_executor(self) -> bool:
-        """Submit the nodes; return False if that was refused, once the kernel had the time to ask why."""
+        """Submit the nodes when the kernel has come; return False if that was refused, once it had the time to ask why.
+
+        A launch may be interrupted before the kernel knows of this process.
+        """
+        if not self._met.wait(_MET_WITHIN):
+            logger.error("no kernel has come within %g s: the launch was interrupted", _MET_WITHIN)
+            return False
         try:
             self._submit()
             self._submitted.set_result(asdict(self._place))
@@ -151,7 +159,10 @@ class DetachedProcess:
         self._cluster.close()
         if self._door is not None:
             self._door.close()
-        if not self._launch.on_executor:
+        if self._launch.on_executor:
+            with contextlib.suppress(OSError):
+                os.unlink(log_on_executor(self._place.id))
+        else:
             places.forget(self._place.id)
         remove_directory(self._directory)
 
@@ -212,6 +223,7 @@ class DetachedProcess:
             "history": self._history,
             "log_lines": self._log_lines,
             "logs": cluster.logs,
+            "place": lambda: asdict(self._place),
             "plan": lambda: {name: getattr(cluster.plan, name) for name in ClusterPlan.field_names()},
             "result": self._result,
             "results": self._results,
@@ -219,12 +231,17 @@ class DetachedProcess:
             "snapshot": cluster.snapshot,
             "stacks": cluster.stacks,
             "stop": cluster.stop,
-            "submitted": self._submitted.result,
+            "submitted": self._await_submission,
             "tensorboard_socket": lambda: cluster.tensorboard_socket,
             "train": self._train_more,
             "wait": self._wait,
             "wait_until_up": cluster.wait_until_up,
         }
+
+    def _await_submission(self) -> dict[str, Any]:
+        """Let the nodes be submitted; return the place, or raise what is wrong."""
+        self._met.set()
+        return self._submitted.result(_SUBMITTED_WITHIN)
 
     def _train_more(self, data: bytes, validation: bytes = b"", **options: Any) -> None:
         state = self._cluster.snapshot().status

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1.0  # seconds within which the requests of two pages count as one
 _NOT_BY_DOOR = ("train",)  # they take functions: nobody may run code here by a port
-_ANSWERS_KEPT = 1000
+_ANSWERS_KEPT = 50
 
 
 class StopRequests:
@@ -125,7 +125,8 @@ class CallDesk:
     def __init__(self, server: CallServer) -> None:
         self._server = server
         self._numbers = itertools.count(1)
-        self._made: dict[int, Future[Answer | Raised]] = {}
+        self._made: dict[int, Future[Answer | Raised]] = {}  # the newest ones: an answer may be lost on its way
+        self._keys: dict[int, str] = {}
 
     def asked(self, message: Any) -> Any:
         """Begin a call, or return the answer to an earlier one."""
@@ -134,10 +135,7 @@ class CallDesk:
         if not isinstance(message, AnswerWanted) or message.number not in self._made:
             return Raised("ValueError", "no such call is known")
         made = self._made[message.number]
-        if not made.done():
-            return Asked(message.number)
-        del self._made[message.number]
-        return made.result(0)
+        return made.result(0) if made.done() else Asked(message.number)
 
     def _begin(self, call: Call) -> Any:
         if call.method in _NOT_BY_DOOR:
@@ -147,10 +145,13 @@ class CallDesk:
                     "launch(…, detach='executor', data=rows)"
                 )
             )
+        known = next((number for number, key in self._keys.items() if key == call.key), None)
+        if known is not None and call.key:
+            return Asked(known)
         number, made = next(self._numbers), Future[Answer | Raised]()
-        self._made[number] = made
-        for old in list(self._made)[:-_ANSWERS_KEPT]:  # of kernels that have gone
-            del self._made[old]
+        self._made[number], self._keys[number] = made, call.key
+        for old in [one for one, future in self._made.items() if future.done()][:-_ANSWERS_KEPT]:
+            del self._made[old], self._keys[old]
         threading.Thread(target=self._make, args=(call, made), name="tfos_nb call", daemon=True).start()
         return Asked(number)
 

@@ -128,6 +128,8 @@ def start_detached(
     if data is not None and plan.input_mode is InputMode.TENSORFLOW:
         raise PlanError("data: with input_mode='tensorflow' the nodes read files themselves; leave it out")
     session = _session_for_executor(spark, plan, data) if where == ON_EXECUTOR else None
+    if session is not None:  # relative paths are relative to the kernel's directory, as for any cluster
+        settings = settings.with_absolute_paths(plan.name)
     launch = DetachedLaunch(
         id=uuid.uuid4().hex[:12],
         plan=plan,
@@ -153,13 +155,18 @@ def start_detached(
 
 
 def _started_on_executor(session: SparkSession, launch: DetachedLaunch) -> AttachedCluster:
-    place = start_on_executor(session, launch.id, launch.plan.name, launch)
+    variables = {name: value for name, value in _environment().items() if name.startswith("MLFLOW_")}
+    place = start_on_executor(session, launch.id, launch.plan.name, launch, variables)
     places.publish(place)
-    cluster = AttachedCluster(place, feeds=True, spark=session)
+    cluster = None
     try:
+        cluster = AttachedCluster(place, feeds=True, spark=session)
         cluster.await_submission()
     except BaseException:  # also an interrupt: the caller has no cluster yet that it could stop
-        cluster.close()
+        if cluster is not None:
+            cluster.close()
+        else:  # the process ends by itself: no kernel has come
+            places.forget(place.id)
         raise
     return cluster
 

@@ -176,6 +176,12 @@ class Settings:
             return place if "://" in place else os.path.abspath(place)
         return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
 
+    def with_absolute_paths(self, name: str) -> Settings:
+        """Return the same for a process in another directory: relative paths are relative to this one's."""
+        record = self.record if isinstance(self.record, bool) else absolute(os.fspath(self.record))
+        log_dir = self.log_dir_for(name) if self.log_dir else self.log_dir
+        return replace(self, model_dir=self.model_dir_for(name), log_dir=log_dir, record=record)
+
     def run_file_for(self, name: str, run: str, started: float) -> str:
         """Return the file that a run is recorded in; empty if it is not."""
         if self.record is False:

@@ -146,7 +146,7 @@ def _data(place: _Place) -> list[str]:
 
 def _rows(place: _Place) -> list[str]:
     """Return what a cluster can be fed: with --detach the functions that read rows."""
-    return _functions(place) if "--detach" in place.words else _data(place)
+    return _functions(place) if {"--detach", "--detach-on-executor"} & {*place.words} else _data(place)
 
 
 def _detached(_: _Place) -> list[str]:
