@@ -20,7 +20,7 @@ import tfos_nb
 from tests.waiting import until
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
-from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, HistoryParts, Raised, error_of, raised
+from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, HistoryParts, Raised, error_of, raised
 from tfos_nb.detached.on_executor import NotReached, door_in_place, door_of
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
@@ -223,11 +223,11 @@ def test_a_door_takes_no_functions_and_no_strangers(served: Any) -> None:
     with pytest.raises(PlanError, match="takes its rows with its launch"):
         cluster.train(lambda spark: spark.range(3))
     assert address["token"] not in repr(cluster._place)
-    for question in (Call("snapshot"), AnswerWanted(1)):
+    for question in (Call("snapshot"), AnswerWanted("1")):
         with DoorClient(replace(door_of(cluster._place), token="guessed")) as stranger, pytest.raises(grpc.RpcError):
             stranger.ask(question)
     with DoorClient(door_of(cluster._place)) as known:
-        assert known.ask(AnswerWanted(1000)) == Raised("ValueError", "no such call is known")
+        assert known.ask(AnswerWanted("1000")) == Raised("ValueError", "no such call is known")
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
@@ -238,6 +238,9 @@ def test_an_end_on_an_executor_is_noted_where_the_kernel_runs(served: Any) -> No
     assert cluster.state is ClusterStatus.DONE
     assert [one.status for one in tfos_nb.clusters()] == ["DONE"]
     assert cluster.tensorboard_socket == ""
+    methods["close_door"]()
+    with pytest.raises(PlanError, match=r"mnist has ended \(DONE\), and its process, which kept its results, has gone"):
+        tfos_nb.attach("mnist")
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
@@ -278,7 +281,8 @@ def test_a_call_that_comes_twice_is_made_once(tmp_path: Path) -> None:
     call = Call("request_stop", client="a", key="1")
     asked = [desk.asked(call), desk.asked(call)]
     assert asked[0] == asked[1]
-    answers = [until(lambda: not isinstance(desk.asked(AnswerWanted(1)), Asked)) and desk.asked(AnswerWanted(1))] * 2
+    assert until(lambda: not isinstance(desk.asked(AnswerWanted("1")), CallBegun))
+    answers = [desk.asked(AnswerWanted("1")) for _ in range(2)]
     assert answers == [Answer("stopping")] * 2, "an answer may be lost on its way"
     assert desk.asked(replace(call, key="2")) != asked[0]
     assert until(lambda: stops.requests == 2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.detached import places
 from tfos_nb.detached.messages import Answer, Call, HistoryParts, Raised, check_peer, error_of
-from tfos_nb.detached.on_executor import NotReached, RemoteCalls
+from tfos_nb.detached.on_executor import NotReached, RemoteCalls, log_name
 from tfos_nb.detached.places import LOST, RUNNING, DetachedPlace
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import ClusterClosed, PlanError, TfosError, near
@@ -91,7 +91,7 @@ def attach(name: str = "", spark: SparkSession | None = None) -> AttachedCluster
         return AttachedCluster(place, spark=spark)
     except ConnectionError:
         _note_lost(place)
-        raise PlanError(_lost(replace(place, status=LOST))) from None
+        raise PlanError(_lost(place)) from None
 
 
 def _note_lost(place: DetachedPlace) -> None:
@@ -130,7 +130,7 @@ def _lost(place: DetachedPlace) -> str:
 def _log_of(place: DetachedPlace) -> str:
     if not place.door:
         return str(place.log)
-    return f"tfos_nb-log-{place.id} in the temporary directory of {place.process.host}"
+    return f"{log_name(place.id)} in the temporary directory of {place.process.host}"
 
 
 def _last_checkpoint(place: DetachedPlace) -> str:

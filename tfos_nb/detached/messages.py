@@ -30,7 +30,7 @@ from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogL
 from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import Point
 
-__all__ = ["Answer", "AnswerWanted", "Asked", "Call", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
+__all__ = ["Answer", "AnswerWanted", "Call", "CallBegun", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
 
 for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     message(_kind)
@@ -73,18 +73,18 @@ class Raised:
 
 @message
 @dataclass(frozen=True)
-class Asked:
+class CallBegun:
     """To a kernel that calls through the door: the call goes on, and :class:`AnswerWanted` gets its answer."""
 
-    number: int
+    key: str
 
 
 @message
 @dataclass(frozen=True)
 class AnswerWanted:
-    """Question for the answer to an earlier call. Answer: the call's, or :class:`Asked` if there is none yet."""
+    """Question for the answer to an earlier call. Answer: the call's, or :class:`CallBegun` if there is none yet."""
 
-    number: int
+    key: str
 
 
 @message

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from tfos_nb.detached.handover import answer_of, hand_over, last_lines
-from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, Raised, error_of
+from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, Raised, error_of
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import path_variable, refuses, start_module
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tfos_nb.detached.places import DetachedPlace
+    from tfos_nb.detached.starting import DetachedLaunch
 
 __all__ = [
     "CallTask",
@@ -50,6 +51,7 @@ __all__ = [
     "StartTask",
     "door_in_place",
     "door_of",
+    "log_name",
     "log_on_executor",
     "start_on_executor",
 ]
@@ -129,9 +131,14 @@ class StartTask:
         return Raised("TfosError", f"{where}. Its last output:\n{last_lines(log)}")
 
 
+def log_name(id: str) -> str:
+    """Return the name of the file of a process's output, in its host's temporary directory."""
+    return f"tfos_nb-log-{id}"
+
+
 def log_on_executor(id: str) -> str:
     """Return the file of the output of a process on this host. The process removes it when it ends by itself."""
-    return os.path.join(tempfile.gettempdir(), f"tfos_nb-log-{id}")
+    return os.path.join(tempfile.gettempdir(), log_name(id))
 
 
 def _for_this_user(path: str, flags: int) -> int:
@@ -146,7 +153,7 @@ class CallTask:
     question: bytes = field(repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the answer, or the number by which to ask for it again."""
+        """Return the answer, or the key by which to ask for it again."""
         deque(batches, maxlen=0)
         with DoorClient(self.door) as door:
             try:
@@ -163,19 +170,17 @@ def _row(answer: Any) -> pa.RecordBatch:
 
 
 def _ask(door: DoorClient, question: Any, seconds: float) -> Any:
-    """Ask the process for some seconds; return its answer, or :class:`Asked` if there is none yet."""
+    """Ask the process for some seconds; return its answer, or :class:`CallBegun` if there is none yet."""
     until, never, pause = time.monotonic() + seconds, threading.Event(), _LOOK_SECONDS
     answer = door.ask(question, _ANSWERED_WITHIN)
-    while isinstance(answer, Asked) and time.monotonic() < until:
+    while isinstance(answer, CallBegun) and time.monotonic() < until:
         never.wait(pause)
         pause = min(2 * pause, _LOOK_SECONDS_MOST)
-        answer = door.ask(AnswerWanted(answer.number), _ANSWERED_WITHIN)
+        answer = door.ask(AnswerWanted(answer.key), _ANSWERED_WITHIN)
     return answer
 
 
-def start_on_executor(
-    session: SparkSession, id: str, name: str, launch: Any, variables: dict[str, str]
-) -> DetachedPlace:
+def start_on_executor(session: SparkSession, launch: DetachedLaunch, variables: dict[str, str]) -> DetachedPlace:
     """Start a cluster's process on an executor, with these environment variables; return where it answers.
 
     Raises
@@ -186,10 +191,11 @@ def start_on_executor(
     from tfos_nb.detached.places import place_of
     from tfos_nb.spark.session import REMOTE
 
-    what = f"tfos_nb cluster {name}: start its process"
+    assert launch.spark is not None, "it has the server's URL"
+    what = f"tfos_nb cluster {launch.plan.name}: start its process"
     server = urllib.parse.urlparse(launch.spark[REMOTE])
-    task = StartTask(id, pickle.dumps(launch), server.hostname or "", server.port or _SERVER_PORT, variables)
-    answer = _run(session, f"tfos_nb-{id}", what, task, _STARTED_WITHIN)
+    task = StartTask(launch.id, pickle.dumps(launch), server.hostname or "", server.port or _SERVER_PORT, variables)
+    answer = _run(session, f"tfos_nb-{launch.id}", what, task, _STARTED_WITHIN)
     if isinstance(answer, Raised):
         raise error_of(answer)
     return place_of(answer.value)
@@ -282,10 +288,10 @@ class RemoteCalls:
             If it cannot be reached: for ten minutes, if the call had begun.
         """
         answer, never = self._asked(replace(call, key=uuid.uuid4().hex)), threading.Event()
-        while isinstance(answer, Asked):
+        while isinstance(answer, CallBegun):
             if self.by_tasks:
                 never.wait(_PAUSE_BY_TASKS)
-            answer = self._followed(AnswerWanted(answer.number))
+            answer = self._followed(AnswerWanted(answer.key))
         return answer
 
     def _followed(self, question: AnswerWanted) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import socketserver
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from tfos_nb.detached.messages import Answer, AnswerWanted, Asked, Call, Raised, check_peer, raised
+from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, Raised, check_peer, raised
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.processes import read_frame, write_frame
@@ -124,18 +123,16 @@ class CallDesk:
 
     def __init__(self, server: CallServer) -> None:
         self._server = server
-        self._numbers = itertools.count(1)
-        self._made: dict[int, Future[Answer | Raised]] = {}  # the newest ones: an answer may be lost on its way
-        self._keys: dict[int, str] = {}
+        self._made: dict[str, Future[Answer | Raised]] = {}  # by key, the newest ones: an answer may be lost on its way
 
     def asked(self, message: Any) -> Any:
         """Begin a call, or return the answer to an earlier one."""
         if isinstance(message, Call):
             return self._begin(message)
-        if not isinstance(message, AnswerWanted) or message.number not in self._made:
+        if not isinstance(message, AnswerWanted) or message.key not in self._made:
             return Raised("ValueError", "no such call is known")
-        made = self._made[message.number]
-        return made.result(0) if made.done() else Asked(message.number)
+        made = self._made[message.key]
+        return made.result(0) if made.done() else CallBegun(message.key)
 
     def _begin(self, call: Call) -> Any:
         if call.method in _NOT_BY_DOOR:
@@ -145,15 +142,12 @@ class CallDesk:
                     "launch(…, detach='executor', data=rows)"
                 )
             )
-        known = next((number for number, key in self._keys.items() if key == call.key), None)
-        if known is not None and call.key:
-            return Asked(known)
-        number, made = next(self._numbers), Future[Answer | Raised]()
-        self._made[number], self._keys[number] = made, call.key
-        for old in [one for one, future in self._made.items() if future.done()][:-_ANSWERS_KEPT]:
-            del self._made[old], self._keys[old]
-        threading.Thread(target=self._make, args=(call, made), name="tfos_nb call", daemon=True).start()
-        return Asked(number)
+        if call.key not in self._made:
+            self._made[call.key] = made = Future[Answer | Raised]()
+            for old in [one for one, future in self._made.items() if future.done()][:-_ANSWERS_KEPT]:
+                del self._made[old]
+            threading.Thread(target=self._make, args=(call, made), name="tfos_nb call", daemon=True).start()
+        return CallBegun(call.key)
 
     def _make(self, call: Call, made: Future[Answer | Raised]) -> None:
         answer = self._server.answer(call)

@@ -156,7 +156,7 @@ def start_detached(
 
 def _started_on_executor(session: SparkSession, launch: DetachedLaunch) -> AttachedCluster:
     variables = {name: value for name, value in _environment().items() if name.startswith("MLFLOW_")}
-    place = start_on_executor(session, launch.id, launch.plan.name, launch, variables)
+    place = start_on_executor(session, launch, variables)
     places.publish(place)
     cluster = None
     try:

@@ -260,11 +260,12 @@ class FeedController:
                 return False
             feed.rendezvous, feed.place, feed.told = self._membership.rendezvous, place, set(self.nodes)
             counts = feed.shares.values()
+            total, least, most = sum(counts), min(counts), max(counts)
             for node, rows in feed.shares.items():
-                again = messages.FeedAgain(messages.PassPosition(), rows, sum(counts), max(counts), kept=True)
+                again = messages.FeedAgain(messages.PassPosition(), rows, total, most, kept=True)
                 self._send(messages.FeedBegins(number, feed.passes, feed.spill, **vars(place), again=again), [node])
                 self._send(messages.FeedSchema(number, feed.schema, feed.lengths), [node])
-                self._send(messages.FeedEnds(number, rows, 0, sum(counts), min(counts), max(counts)), [node])
+                self._send(messages.FeedEnds(number, rows, 0, total, least, most), [node])
             self._changed.notify_all()
             return True
 
