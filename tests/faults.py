@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -317,9 +318,12 @@ def its_executor(pid: int) -> int:
 
 
 def its_host(pid: int) -> int:
-    """Kill its supervisor and find the JVM, as if the host were lost: another executor must start the node."""
+    """Kill its supervisor with Spark's task, which has its rows, and find the JVM: another executor starts the node."""
+    supervisor = psutil.Process(its_supervisor(pid))
     executor = its_executor(pid)
-    os.kill(its_supervisor(pid), signal.SIGKILL)
+    for process in itertools.takewhile(lambda one: one.pid != executor, supervisor.parents()):
+        process.kill()
+    supervisor.kill()
     return executor
 
 
