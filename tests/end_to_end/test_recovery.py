@@ -257,12 +257,19 @@ def test_a_fit_of_epochs_of_one_step_continues_after_one_of_the_last_ones(spark:
     assert 148 * 32 <= total <= 150 * 32, "the last steps of a pass have fewer rows"
 
 
-@pytest.mark.parametrize("lost", ["worker:1", pytest.param("worker:0", marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    ("first", "then", "how"),
+    [
+        ("worker:1", ["worker:0"], "kill"),
+        ("worker:1", ["worker:0", "worker:1"], "kill the supervisor"),
+        pytest.param("worker:0", ["worker:0"], "kill", marks=pytest.mark.faults),
+    ],
+)
 def test_a_later_fit_continues_within_its_epoch_and_those_before_it_are_not_repeated(
-    spark: SparkSession, lost: str
+    spark: SparkSession, first: str, then: list[str], how: str
 ) -> None:
     data = rows(spark).selectExpr("id", "double(id) as y")
-    last = [Exit(lost, 2, 60, "kill"), Exit("worker:0", 3, 70, "kill", 2)]
+    last = [Exit(first, 2, 60, how), *(Exit(node, 3, 70, how, 2) for node in then)]
     fits = [{"epochs": 9, "stop": 2}, {"epochs": 1, "steps": 94}, {"epochs": 3, "schedule": last}]
     with launch(several_fits, {"fits": fits, "pause_step": 0.01}, workers=2, spark=spark, restarts=2) as cluster:
         cluster.train(data, epochs=9)

@@ -16,13 +16,13 @@ import pytest
 
 from tfos_nb.runtime.feed.kept_rows import KeptRows
 from tfos_nb.runtime.node.node_files import NodeFiles
-from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
+from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, StateVersion
 
 SUPERVISOR = """
 import json, sys
 from tfos_nb.runtime.node.node_files import NodeFiles
 files = NodeFiles(inherited=eval(sys.argv[1]))
-print(json.dumps([files.states, files.rows]), flush=True)
+print(json.dumps([files.states, files.rows, files.finished_fits]), flush=True)
 sys.stdin.read()
 """
 
@@ -35,19 +35,18 @@ def files() -> Iterator[NodeFiles]:
 
 
 @contextlib.contextmanager
-def supervisor(files: NodeFiles) -> Iterator[tuple[list[str], list[str]]]:
+def supervisor(files: NodeFiles) -> Iterator[list[list[str]]]:
     """Start a process that inherits the files; yield where its children find them, and kill it."""
     command = [sys.executable, "-c", SUPERVISOR, repr(files.descriptors)]
     inherited = tuple(itertools.chain(*files.descriptors))
     with subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        states, rows = json.loads(process.stdout.readline())
-        yield states, rows
+        yield json.loads(process.stdout.readline())
         process.kill()
 
 
 def test_rows_and_states_outlive_the_supervisor_that_inherited_them(files: NodeFiles) -> None:
-    with supervisor(files) as (states, rows):
+    with supervisor(files) as (states, rows, finished):
         kept = KeptRows(rows)
         spill = kept.new(7, 1 << 20)
         assert spill is not None
@@ -55,7 +54,11 @@ def test_rows_and_states_outlive_the_supervisor_that_inherited_them(files: NodeF
         spill.seal()
         kept.sealed(7)
         LastState(states).put(StateVersion(3), 3, [])
-    with supervisor(files) as (states, rows):
+        FinishedFits(finished).put(StateVersion(9, fit=1), 9, [])
+    with supervisor(files) as (states, rows, finished):
+        fit = FinishedFits(finished).of(1)
+        assert fit is not None
+        assert fit.passes == 9
         later, state = KeptRows(rows), LastState(states).newest()
         assert later.feed == 7
         assert [batch.num_rows for batch in later.again(7).batches()] == [2]
@@ -64,7 +67,7 @@ def test_rows_and_states_outlive_the_supervisor_that_inherited_them(files: NodeF
 
 
 def test_a_supervisor_keeps_the_files_that_its_task_has_left(files: NodeFiles) -> None:
-    with supervisor(files) as (states, _):
+    with supervisor(files) as (states, _, _):
         LastState(states).put(StateVersion(4), 4, [])
         files.close()
         state = LastState(states).newest()

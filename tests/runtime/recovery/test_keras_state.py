@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.host.held_files import HeldFiles
 from tfos_nb.runtime.recovery import keras_state
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import FitHooks, FitKeeping
-from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, StateMemory
+from tfos_nb.runtime.recovery.memory_state import MOST_FITS, FinishedFits, LastState, StateMemory
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory
@@ -45,7 +46,16 @@ def memory() -> Iterator[StateMemory]:
 
 
 @pytest.fixture
-def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[int], RowQueue]:
+def on_disk() -> Iterator[HeldFiles]:
+    files = HeldFiles()
+    for _ in range(MOST_FITS):
+        files.add_on_disk()
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def generation(memory: StateMemory, on_disk: HeldFiles, flavour: Any, tmp_path: Any) -> Callable[[int], RowQueue]:
     """Begin a generation as a new process would, with the state memory of the previous one."""
     own = flavour.Model.fit
 
@@ -55,7 +65,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
             queue.begin_generation()
         flavour.Model.fit = own
         held, request = (lambda: None), SaveRequest()
-        finished = FinishedFits(str(tmp_path / "fits"))
+        finished = FinishedFits(on_disk.places)
         given = {"generation": number, "workers": 1, "stored": stored, "hooks": hooks}
         FitKeeping(LastState(memory.places), finished, queue, held, request, **given).begin()
         return queue
@@ -176,6 +186,7 @@ def three_fits(keras: Any, lost_in: int = -1) -> tuple[list[list[int]], list[Any
 @pytest.mark.parametrize("lost_in_epochs", [(3, 4), (0, 4)], ids=["", "before its first state"])
 def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
     memory: StateMemory,
+    on_disk: HeldFiles,
     generation: Callable[..., RowQueue],
     flavour: Any,
     tmp_path: Path,
@@ -191,7 +202,8 @@ def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
         stored.finish()
         if memory_is_lost:
             LastState(memory.places).clear()
-            shutil.rmtree(tmp_path / "fits")
+            for place in on_disk.places:
+                os.truncate(place, 0)
     queue = generation(3, StoredStates(str(tmp_path / "c"), 3600.0, SavingFlag(lambda going_on: None)))
     begun, weights, found = three_fits(flavour)
     assert begun == [[], [], [4, 5]]
@@ -225,7 +237,7 @@ def test_a_fit_that_does_not_follow_the_last_one_starts_from_its_beginning(
     passes = [0]
     monkeypatch.setattr(RowQueue, "begun", property(lambda queue: passes[0]))
     if broken_by == "number":
-        monkeypatch.setattr(keras_state, "_MOST_FITS", 1)
+        monkeypatch.setattr(keras_state, "MOST_FITS", 1)
 
     def fits(queue: RowQueue, lost_in: int = -1) -> list[int]:
         fit(build(flavour), 2)

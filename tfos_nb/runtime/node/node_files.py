@@ -1,4 +1,4 @@
-"""The files of a node that outlive its processes: states in memory, rows on the disk, and which process uses them.
+"""The files of a node that outlive its processes: states, rows, and which process uses them.
 
 ::
 
@@ -24,7 +24,7 @@ import psutil
 from tfos_nb.runtime.control.processes import kill_group
 from tfos_nb.runtime.feed.kept_rows import KeptFiles
 from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
-from tfos_nb.runtime.recovery.memory_state import StateMemory
+from tfos_nb.runtime.recovery.memory_state import MOST_FITS, StateMemory
 from tfos_nb.runtime.storage.paths import spill_directory
 
 __all__ = ["NodeFiles"]
@@ -53,24 +53,32 @@ class NodeFiles:
     """
 
     def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
-        states, rows, validation, process = inherited or ((), (), (), ())
+        states, finished, rows, validation, process = inherited or ((), (), (), (), ())
         self._states = StateMemory(temporary, states)
+        self._finished = HeldFiles(finished)
         self._rows = KeptFiles(spill_directory(), rows)
         self._validation = KeptFiles(spill_directory(), validation)
         self._process = HeldFiles(process)
         if not process and can_hold_files():
             self._process.add_in_memory("tfos_nb-process")
+            for _ in range(MOST_FITS):
+                self._finished.add_on_disk(temporary)
 
     @property
     def descriptors(self) -> tuple[tuple[int, ...], ...]:
         """The open files, for a child process that inherits them."""
-        files = self._states, self._rows, self._validation, self._process
+        files = self._states, self._finished, self._rows, self._validation, self._process
         return tuple(one.descriptors for one in files)
 
     @property
     def states(self) -> list[str]:
         """Where a child process finds the memory of the states."""
         return self._states.places
+
+    @property
+    def finished_fits(self) -> list[str]:
+        """Where a child process finds the last states of fits that have ended."""
+        return self._finished.places
 
     @property
     def rows(self) -> list[str]:
@@ -101,7 +109,7 @@ class NodeFiles:
 
     def close(self) -> None:
         """Release the memory and the disk space, unless another process holds the files too."""
-        for files in (self._states, self._rows, self._validation, self._process):
+        for files in (self._states, self._finished, self._rows, self._validation, self._process):
             files.close()
 
 

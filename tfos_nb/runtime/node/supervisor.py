@@ -103,10 +103,10 @@ class Supervisor:
         self._directory = private_directory("node")
         self._temporary = private_directory("scratch", sockets=False)
         self._files = NodeFiles(self._temporary, job.files) if self._lasting else None
-        more: dict[str, object] = {"finished": os.path.join(self._temporary, "fits")}
+        more: dict[str, object] = {}
         if self._files is not None:
             rows = {"kept_rows": self._files.rows, "kept_validation": self._files.validation_rows}
-            more |= {"kept": self._files.states, **rows}
+            more = {"kept": self._files.states, "finished": self._files.finished_fits, **rows}
         self._job = replace(job, settings={**job.settings, **more})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)

@@ -238,7 +238,7 @@ class TensorFlowProcess:
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         if kept := self._job.settings.get("kept"):
-            self._keep_fits(cast("list[str]", kept), ctx)
+            self._keep_fits(cast("list[str]", kept), cast("list[str]", self._job.settings["finished"]), ctx)
         self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
@@ -307,7 +307,7 @@ class TensorFlowProcess:
             return self._node
         return Node(Role.WORKER, workers.index(self._node.index))
 
-    def _keep_fits(self, places: list[str], ctx: NodeContext) -> None:
+    def _keep_fits(self, places: list[str], finished: list[str], ctx: NodeContext) -> None:
         from tfos_nb.runtime.program import setup
 
         every, resumes = self._job.settings.get("checkpoint_every"), self._first_generation > 1
@@ -317,7 +317,7 @@ class TensorFlowProcess:
         past_epoch = {"tell_epoch": setup.PastEpoch(self._reporter.step)} if self._tells_past_epochs else {}
         keeping = setup.FitKeeping(
             LastState(places),
-            FinishedFits(str(self._job.settings["finished"])),
+            FinishedFits(finished),
             self._queues.default,
             self._tell_held,
             self._save_request,

@@ -45,7 +45,7 @@ from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
 from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, arrays_of, is_csv_logger, is_named, shapes_of
-from tfos_nb.runtime.recovery.memory_state import FinishedFits, LastState, State, StateVersion
+from tfos_nb.runtime.recovery.memory_state import MOST_FITS, FinishedFits, LastState, State, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
@@ -54,7 +54,6 @@ from tfos_nb.runtime.storage.one_writer import WRITER
 
 __all__ = ["FitHooks", "FitKeeping"]
 
-_MOST_FITS = 32  # whose last states are kept: each takes the disk that the model takes
 _ROUNDING = 1e-6  # of the variance of equal numbers
 
 _log = logging.getLogger(__name__)
@@ -191,7 +190,7 @@ class FitKeeping:
         if self._is_over or self.kept is None:
             return not self._is_over
         broken = not self.kept.has_ended or self.kept.passes_begun != self.queue.begun
-        full = self.kept.number + 1 >= _MOST_FITS
+        full = self.kept.number + 1 >= MOST_FITS
         self._is_over = full or AnyWorker(strategy).says(broken)
         return not self._is_over
 

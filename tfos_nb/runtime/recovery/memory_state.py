@@ -13,7 +13,7 @@ for which the memory is too small is written to two files on the host's disk ins
 it, too (recovery.stored_states).
 
 The states are those of one ``fit`` after another. When the next one begins, the last state of the one before is copied
-to a file on the host's disk (:class:`FinishedFits`).
+to a file on the host's disk (:class:`FinishedFits`), which has no name either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
 from tfos_nb.runtime.host.memory import Memory
 from tfos_nb.runtime.storage.checkpoint_directory import FIT
 
-__all__ = ["FinishedFits", "LastState", "State", "StateMemory", "StateVersion", "read_state", "write_state"]
+__all__ = [
+    "MOST_FITS",
+    "FinishedFits",
+    "LastState",
+    "State",
+    "StateMemory",
+    "StateVersion",
+    "read_state",
+    "write_state",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +50,7 @@ _HEAD = struct.Struct("!8sQQQQQQQ")
 _WHOLE = b"tfos_nb3"
 _COPIES = 2
 _RESERVE = 0.2  # of the free memory is left to TensorFlow and to the host
+MOST_FITS = 32  # whose last states are kept: each takes the disk that the model takes
 
 
 @dataclass(frozen=True, order=True)
@@ -215,25 +225,28 @@ class LastState:
 
 
 class FinishedFits:
-    """The last state of each fit that has ended while another has begun, in a directory of the supervisor's.
+    """The last state of each fit that has ended while another has begun, on the host's disk.
 
     Parameters
     ----------
-    directory : str
-        The directory; it may not exist yet.
+    places : sequence of str
+        An empty file for each fit, which other processes hold.
 
     Examples
     --------
     >>> import numpy as np
-    >>> with tempfile.TemporaryDirectory() as directory:
-    ...     FinishedFits(directory).put(StateVersion(3), 3, [np.arange(4.0)])
-    ...     finished = FinishedFits(directory)
-    ...     finished.has(0), finished.has(1), finished.of(0).moment.epoch
+    >>> from tfos_nb.runtime.host.held_files import HeldFiles
+    >>> files = HeldFiles()
+    >>> files.add_on_disk()
+    >>> FinishedFits(files.places).put(StateVersion(3), 3, [np.arange(4.0)])
+    >>> finished = FinishedFits(files.places)
+    >>> finished.has(0), finished.has(1), finished.of(0).moment.epoch
     (True, False, 3)
+    >>> files.close()
     """
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places = list(places)
 
     def put(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes = b"") -> None:
         """Write the last state of a fit.
@@ -243,28 +256,15 @@ class FinishedFits:
         OSError
             If there is not enough disk.
         """
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        place = self._place(moment.fit)
-        part = f"{place}.part"
-        with open(part, "wb"):
-            pass
-        try:
-            write_state(part, moment, passes, arrays, rest)
-            os.replace(part, place)
-        except OSError:
-            os.unlink(part)
-            raise
+        write_state(self._places[moment.fit], moment, passes, arrays, rest)
 
     def has(self, fit: int) -> bool:
         """Return whether the last state of a fit is there."""
-        return os.path.exists(self._place(fit))
+        return fit < len(self._places) and _when(self._places[fit]) is not _NEVER
 
     def of(self, fit: int) -> State | None:
         """Return the last state of a fit; None if it is not there."""
-        return read_state(self._place(fit)) if self.has(fit) else None
-
-    def _place(self, fit: int) -> str:
-        return os.path.join(self._directory, f"{fit:04d}")
+        return read_state(self._places[fit]) if self.has(fit) else None
 
 
 _NEVER = StateVersion(-1, fit=-1)
