@@ -21,7 +21,7 @@ from tests.conftest import RunScript
 from tests.events import write_a_number
 from tests.jupyter_server import TOKEN, Answer, JupyterServer, a_server
 from tests.waiting import until
-from tfos_nb.errors import ClusterClosed
+from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.endpoint import Endpoint
@@ -206,6 +206,21 @@ def test_a_log_directory_on_another_machine_is_named(a_server: JupyterServer, en
     answer = a_server.ask("tfos-nb/tb/aaaabbbb2222/")
     assert answer.status == 404
     assert "/no/such/&lt;i&gt;logs&lt;/i&gt; is not on the kernel" in answer.text
+
+
+class UnreachedCluster(EndedCluster):
+    """A detached cluster that runs, and which this kernel does not reach."""
+
+    @property
+    def tensorboard_socket(self) -> str:  # type: ignore[override]
+        raise TfosError("mnist: this kernel does not reach far:7000")
+
+
+def test_a_log_directory_is_read_if_the_cluster_is_not_reached(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(UnreachedCluster("aaaabbbb2223", "/no/such/logs", ClusterStatus.RUNNING))
+    answer = a_server.ask("tfos-nb/tb/aaaabbbb2223/")
+    assert answer.status == 404
+    assert "this kernel does not reach far:7000. The log directory /no/such/logs is not on the kernel" in answer.text
 
 
 def test_the_page_of_a_starting_cluster_refreshes_itself(a_server: JupyterServer, endpoint: Endpoint) -> None:

@@ -102,6 +102,23 @@ def test_a_cluster_whose_process_is_on_an_executor_outlives_its_clients_host(ser
     assert until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 60)
 
 
+@connect_client
+def test_a_cluster_whose_process_is_on_an_executor_survives_its_losses(server: str, tmp_path: Path) -> None:
+    output = ended("connect_losses.py", server, tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
+    seen = json.loads(output.splitlines()[-1])
+    assert (seen["page"], seen["mode"], seen["ended"], seen["socket"]) == (True, 0o600, "DONE", "")
+    squares = sum(number**2 for number in range(3000)) / 3000
+    assert seen["board"]["generation"] == 2, "a node's processes outlive its executor"
+    assert seen["resumed"]["generation"] >= 2
+    for trained in (seen["board"], seen["resumed"]):
+        assert trained["epochs"] == [0, 1, 2, 3]
+        assert trained["loss"] == pytest.approx([squares] * 4, rel=1e-5), "a row was lost, or came twice"
+    assert seen["state"] == "FAILED"
+    assert "has gone without a result" in seen["error"]
+    assert f"Its last complete checkpoint is {tmp_path}/models" in seen["attach"]
+    assert (seen["gone"], seen["listed"], seen["left"]) == (2, ["LOST"], 0)
+
+
 @pytest.mark.slow
 @connect_client
 def test_a_client_applies_models_and_uses_the_magics(server: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import threading
@@ -21,7 +22,7 @@ from tests.waiting import until
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
 from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, HistoryParts, Raised, error_of, raised
-from tfos_nb.detached.on_executor import NotReached, door_in_place, door_of
+from tfos_nb.detached.on_executor import NotReached, RemoteCalls, door_in_place, door_of
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
 from tfos_nb.errors import ClusterClosed, FeedFailed, NodeFailed, PlanError, RendezvousTimeout
@@ -161,7 +162,7 @@ def served(
         place = replace(place, socket="/nowhere", door=door_in_place(door.open()))
     places.publish(place)
     methods["place"] = lambda: asdict(place)
-    methods["close_door"] = door.close
+    methods |= {"close_door": door.close, "forward": door.forward}
     yield tfos_nb.attach("mnist"), methods, stops
     door.close()
     server.shutdown()
@@ -228,6 +229,35 @@ def test_a_door_takes_no_functions_and_no_strangers(served: Any) -> None:
             stranger.ask(question)
     with DoorClient(door_of(cluster._place)) as known:
         assert known.ask(AnswerWanted("1000")) == Raised("ValueError", "no such call is known")
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_a_door_leads_to_tensorboard_while_the_cluster_runs(served: Any, tmp_path: Path) -> None:
+    cluster, methods, _ = served
+    with socket.socket(socket.AF_UNIX) as board, socket.socket(socket.AF_UNIX) as page:
+        board.bind(str(tmp_path / "board"))
+        board.listen()
+        methods["forward"](lambda: str(tmp_path / "board"))
+        entry = cluster.tensorboard_socket
+        assert stat.S_IMODE(os.stat(entry).st_mode) == 0o600
+        page.connect(entry)
+        page.sendall(b"GET")
+        connection, _ = board.accept()
+        with connection:
+            assert connection.recv(10) == b"GET"
+            connection.sendall(b"page")
+            assert page.recv(10) == b"page"
+    assert cluster.tensorboard_socket == entry
+    methods["snapshot"] = lambda: replace(STATE, status=ClusterStatus.DONE)
+    assert cluster.state is ClusterStatus.DONE
+    assert (cluster.tensorboard_socket, os.path.exists(entry)) == ("", False)
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+def test_tasks_do_not_carry_tensorboard(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteCalls, "by_tasks", True)
+    with pytest.raises(NotReached, match=r"mnist: this kernel does not reach 127\.0\.0\.1:\d+, where the"):
+        _ = served[0].tensorboard_socket
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)

@@ -349,6 +349,8 @@ class AttachedCluster(Rich):
         except ClusterClosed as error:
             if not self._last.status.ended:
                 self._last = replace(self._last, status=self._outcome(), error=str(error))
+        if self._remote is not None and self._last.status.ended:
+            self._remote.close_tunnel()
         return self._last
 
     @property
@@ -384,9 +386,15 @@ class AttachedCluster(Rich):
 
     @property
     def tensorboard_socket(self) -> str:
-        """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run."""
-        if self._place.door:  # it is on the executor's host
-            return ""
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run.
+
+        Raises
+        ------
+        NotReached
+            If the cluster's process is on an executor, and this kernel does not reach it.
+        """
+        if self._remote is not None:
+            return "" if self._last.status.ended else self._remote.tensorboard_socket()
         try:
             return str(self._call("tensorboard_socket"))
         except ClusterClosed:

@@ -13,6 +13,7 @@ its own, and a token. It does not take functions, so nobody can run code there b
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import pickle
@@ -34,7 +35,8 @@ from tfos_nb.detached.handover import answer_of, hand_over, last_lines
 from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, Raised, error_of
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
-from tfos_nb.runtime.control.processes import path_variable, refuses, start_module
+from tfos_nb.runtime.control.processes import path_variable, private_directory, refuses, remove_directory, start_module
+from tfos_nb.runtime.control.tunnel import TunnelEntry
 from tfos_nb.runtime.control.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -260,6 +262,8 @@ class RemoteCalls:
 
         self._place, self._door, self._session = place, door_of(place), session
         self._client = DoorClient(self._door)
+        self._lock = threading.Lock()
+        self._entry: TunnelEntry | None = None
         self._direct_from = math.inf if stated_relay() == "1" else 0.0  # monotonic time
         if self.by_tasks or _is_reached(self._door):
             return
@@ -293,6 +297,33 @@ class RemoteCalls:
                 never.wait(_PAUSE_BY_TASKS)
             answer = self._followed(AnswerWanted(answer.key))
         return answer
+
+    def tensorboard_socket(self) -> str:
+        """Return a unix socket of this kernel whose connections come out at the process's own one.
+
+        Raises
+        ------
+        NotReached
+            If tasks carry the calls: they do not carry TensorBoard's bytes.
+        """
+        if self.by_tasks:
+            raise NotReached(
+                f"{self._place.name}: this kernel does not reach {self._door.host}:{self._door.port}, where the "
+                "cluster's process is"
+            )
+        with self._lock:
+            if self._entry is None:
+                directory = private_directory("tunnel")
+                atexit.register(remove_directory, directory)
+                self._entry = TunnelEntry(self._client, os.path.join(directory, "tensorboard"))
+            return self._entry.path
+
+    def close_tunnel(self) -> None:
+        """Remove that socket, if there is one: the cluster has ended."""
+        with self._lock:
+            entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.close()
 
     def _followed(self, question: AnswerWanted) -> Any:
         """Ask for the answer to a call, again and again while the process cannot be reached: there the call goes on."""

@@ -94,6 +94,7 @@ class DetachedProcess:
         server = CallServer(self._place.socket, self._methods(), self._stops)
         if self._launch.on_executor:
             self._door, address = open_door(self._session, CallDesk(server))
+            self._door.forward(lambda: self._cluster.tensorboard_socket)
             self._place = replace(self._place, door=door_in_place(address))
             return
         self._submit()

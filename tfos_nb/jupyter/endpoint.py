@@ -73,7 +73,13 @@ class Served(Protocol):
 
     @property
     def tensorboard_socket(self) -> str:
-        """The unix socket that leads to the chief's TensorBoard; empty if there is none."""
+        """The unix socket that leads to the chief's TensorBoard; empty if there is none.
+
+        Raises
+        ------
+        TfosError
+            If the cluster is not reached.
+        """
 
     def snapshot(self) -> ClusterState:
         """Return the cluster's state."""
@@ -342,11 +348,15 @@ class Endpoint:
             return _say(404, "No TensorBoard", f"Cluster {state.name} was launched without --tensorboard or --logdir.")
         if request.match_info["path"] == SCRIPT:
             return script()
-        if cluster.tensorboard_socket:
-            return await self._through_tunnel(request, cluster.tensorboard_socket, state)
+        try:  # a detached cluster's process is asked
+            path = await asyncio.to_thread(getattr, cluster, "tensorboard_socket")
+        except TfosError as error:
+            return await self._from_log_dir(request, state, f"{error}. The")
+        if path:
+            return await self._through_tunnel(request, path, state)
         if not state.status.ended:
             return _say(503, "TensorBoard is starting", f"Cluster {state.name} is starting its nodes.", wait=True)
-        return await self._from_log_dir(request, state)
+        return await self._from_log_dir(request, state, "The cluster has ended, and its")
 
     async def _through_tunnel(self, request: web.Request, socket: str, state: ClusterState) -> web.StreamResponse:
         session = self._session(socket, lambda: aiohttp.UnixConnector(socket, limit=16))
@@ -357,11 +367,11 @@ class Endpoint:
             text = f"It starts on the chief's executor{where} when the training starts."
             return _say(503, "TensorBoard is starting", text, wait=True)
 
-    async def _from_log_dir(self, request: web.Request, state: ClusterState) -> web.StreamResponse:
+    async def _from_log_dir(self, request: web.Request, state: ClusterState, why: str) -> web.StreamResponse:
         log_dir = state.log_dir
         if "://" not in log_dir and not os.path.isdir(log_dir):
             text = (
-                f"The cluster has ended, and its log directory {log_dir} is not on the kernel's machine "
+                f"{why} log directory {log_dir} is not on the kernel's machine "
                 f"({os.uname().nodename}). Give a --logdir that the chief and the kernel both see, such as a URL."
             )
             return _say(404, "The logs are elsewhere", text)

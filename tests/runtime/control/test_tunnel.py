@@ -20,7 +20,7 @@ import pytest
 from tests.runtime.control.test_door import RecordingHandler
 from tests.waiting import until
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
-from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd, TunnelEntry
 
 SECONDS = 20.0
 BIG = 64 << 20
@@ -79,9 +79,12 @@ def board(tmp_path: Path) -> Iterator[str]:
 
 
 class Tunnel:
-    """A door with an open tunnel, and the supervisor's end, which gets the door's requests directly."""
+    """A door with an open tunnel, and the supervisor's end, which gets the door's requests directly.
 
-    def __init__(self, path: Path, board: str | None) -> None:
+    ``forwarded``: connections come from a kernel by another door.
+    """
+
+    def __init__(self, path: Path, board: str | None, forwarded: bool = False) -> None:
         self.door = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.client = DoorClient(self.address)
@@ -89,6 +92,13 @@ class Tunnel:
         self.present = True
         self.path = str(path / "listener")
         self.door.open_tunnel(self.path, self._ask)
+        self.near = self.far = None
+        if forwarded:
+            listener, self.path = self.path, str(path / "entry")
+            self.near = Door(RecordingHandler(), host="127.0.0.1", bind="127.0.0.1")
+            self.far = DoorClient(self.near.open())
+            self.near.forward(lambda: listener)
+            self.entry = TunnelEntry(self.far, self.path)
 
     def _ask(self, message: OpenTunnel) -> bool:
         if self.present:
@@ -96,6 +106,10 @@ class Tunnel:
         return self.present
 
     def close(self) -> None:
+        if self.near is not None and self.far is not None:
+            self.entry.close()
+            self.near.close()
+            self.far.close()
         self.client.close()
         self.door.close()
 
@@ -111,9 +125,9 @@ class Tunnel:
         return connection
 
 
-@pytest.fixture
-def tunnel(tmp_path: Path, board: str) -> Iterator[Tunnel]:
-    made = Tunnel(tmp_path, board)
+@pytest.fixture(params=["", "forwarded"])
+def tunnel(request: pytest.FixtureRequest, tmp_path: Path, board: str) -> Iterator[Tunnel]:
+    made = Tunnel(tmp_path, board, bool(request.param))
     yield made
     made.close()
 
@@ -199,7 +213,7 @@ def test_the_door_closes_right_after_a_pages_stream_has_ended(tunnel: Tunnel) ->
     connection = tunnel.connect()
     connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
     assert connection.recv(100)
-    (passage,) = tunnel.door._tunnel_listener._open
+    (passage,) = tunnel.door._tunnel._open
     assert until(passage.writer.transport.get_write_buffer_size, SECONDS), "the page is sent more than it reads"
     tunnel.client.close()  # as when a supervisor ends
     assert until(passage.over.is_set, SECONDS)

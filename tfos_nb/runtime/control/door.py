@@ -8,6 +8,9 @@
     FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ DoorHandler.asked
     supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelListener (tfos_nb.runtime.control.tunnel)
 
+The door of a detached cluster's process on an executor is one, too: kernels ask it (tfos_nb.detached.server.CallDesk),
+and it forwards their streams of bytes (TunnelForwarder).
+
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
 256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
 :mod:`tfos_nb.runtime.control.wire` messages.
@@ -41,7 +44,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import server_options
 from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.processes import host_and_port
-from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelListener
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelForwarder, TunnelListener
 
 __all__ = [
     "ASK",
@@ -184,7 +187,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._links: set[Link] = set()
-        self._tunnel_listener: TunnelListener | None = None
+        self._tunnel: TunnelListener | TunnelForwarder | None = None
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
@@ -196,14 +199,18 @@ class Door:
     def open_tunnel(self, path: str, ask: Callable[[OpenTunnel], bool], timeout: float = 10.0) -> None:
         """Listen on a unix socket whose connections come out at a node: see :class:`TunnelListener`. At most once."""
         assert self._loop is not None, "the door is open"
-        self._tunnel_listener = TunnelListener(path, ask)
-        asyncio.run_coroutine_threadsafe(self._tunnel_listener.open(), self._loop).result(timeout)
+        self._tunnel = listener = TunnelListener(path, ask)
+        asyncio.run_coroutine_threadsafe(listener.open(), self._loop).result(timeout)
+
+    def forward(self, path: Callable[[], str]) -> None:
+        """Connect the streams of bytes that clients open with a unix socket: see :class:`TunnelForwarder`."""
+        self._tunnel = TunnelForwarder(path)
 
     def close_tunnel(self, timeout: float = 10.0) -> None:
         """Stop listening on the unix socket, if it does; the door stays open."""
-        listener, self._tunnel_listener = self._tunnel_listener, None
-        if listener is not None and self._loop is not None:
-            asyncio.run_coroutine_threadsafe(listener.close(), self._loop).result(timeout)
+        tunnel, self._tunnel = self._tunnel, None
+        if tunnel is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(tunnel.close(), self._loop).result(timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream and stop listening. Idempotent; from any thread but the door's own."""
@@ -235,8 +242,8 @@ class Door:
         ticker = asyncio.create_task(self._tick())
         await self._closing.wait()
         ticker.cancel()
-        if self._tunnel_listener is not None:
-            await self._tunnel_listener.close()
+        if self._tunnel is not None:
+            await self._tunnel.close()
         for link in self._links:
             link.end()
         await server.stop(grace=0.5)
@@ -295,8 +302,8 @@ class Door:
 
     async def _carry(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         number = _said(context.invocation_metadata(), _NUMBER)
-        if self._tunnel_listener is not None and number.isdigit() and len(number) <= _DIGITS:
-            async for data in self._tunnel_listener.carry(int(number), requests):
+        if self._tunnel is not None and number.isdigit() and len(number) <= _DIGITS:
+            async for data in self._tunnel.carry(int(number), requests):
                 yield data
 
     def _may_speak(self, metadata: Any) -> bool:

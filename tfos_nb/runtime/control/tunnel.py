@@ -11,6 +11,10 @@ No process connects to an executor. The driver asks on the stream that the node 
 to the door, as for everything else. Each connection of a browser is one gRPC stream. HTTP/2 multiplexes them over the
 supervisor's one connection, and its flow control slows TensorBoard down when a page reads slowly. TLS and the token are
 the door's.
+
+A kernel whose cluster's driver side is on another host reaches that listener by a door, too::
+
+    kernel's web server ── unix socket ──▶ TunnelEntry ── carry ──▶ door ─▶ TunnelForwarder ── unix socket ──▶ the above
 """
 
 from __future__ import annotations
@@ -21,15 +25,16 @@ import itertools
 import logging
 import os
 import socket
+import socketserver
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfos_nb.runtime.control.wire import message
 
-__all__ = ["OpenTunnel", "TunnelEnd", "TunnelListener"]
+__all__ = ["OpenTunnel", "TunnelEnd", "TunnelEntry", "TunnelForwarder", "TunnelListener"]
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +123,7 @@ class TunnelListener:
         if passage is None:
             return
         passage.taken.set()
-        towards_page = asyncio.create_task(_copy(incoming, passage.writer))
+        towards_page = asyncio.create_task(_copy(incoming, passage.writer, passage.writer.close))
         try:
             while data := await passage.reader.read(_CHUNK):
                 yield data
@@ -130,16 +135,56 @@ class TunnelListener:
             passage.over.set()
 
 
-async def _copy(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-    """Write TensorBoard's bytes, no faster than they are read; then close."""
+async def _copy(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter, end: Callable[[], None]) -> None:
+    """Write bytes, no faster than they are read; then end the connection, or this direction of it."""
     with contextlib.suppress(ConnectionError):
         async for data in incoming:
             writer.write(data)
             await writer.drain()
-        writer.close()
+        end()
 
 
-# --- the supervisor's end: threads, like the rest of it -------------------------------------------------------------
+class TunnelForwarder:
+    """Connect each stream that a client opens with a unix socket on this host.
+
+    Parameters
+    ----------
+    path : callable
+        Returns the socket's path, empty while there is none. Called in the door's loop.
+    """
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        self._path = path
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def carry(self, number: int, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Splice a client's stream with a connection of its own: what the connection gets is yielded."""
+        path = self._path()
+        if not path:
+            return
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return
+        self._open.add(writer)
+        outwards = asyncio.create_task(_copy(incoming, writer, writer.write_eof))
+        try:
+            while data := await reader.read(_CHUNK):
+                yield data
+        except ConnectionError:
+            pass  # the door closes
+        finally:
+            outwards.cancel()
+            writer.close()
+            self._open.discard(writer)
+
+
+# --- the clients' ends: threads, like the rest of them --------------------------------------------------------------
 
 
 class Carrier(Protocol):
@@ -172,24 +217,7 @@ class TunnelEnd:
 
     def _run(self, number: int) -> None:
         with self._free:
-            connection = self._dial()
-            try:
-                if connection is None:
-                    next(self._client.carry(number, iter(())), None)  # a stream that ends at once
-                else:
-                    self._exchange(number, connection)
-            except OSError:
-                logger.debug("TensorBoard hung up on stream %d", number)
-            except Exception as error:  # noqa: BLE001 - of gRPC's many: the driver, or this stream, has gone
-                logger.debug("stream %d ended: %s", number, type(error).__name__)
-            finally:
-                if connection is not None:
-                    _hang_up(connection)
-
-    def _exchange(self, number: int, connection: socket.socket) -> None:
-        for data in self._client.carry(number, _received(connection)):
-            connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+            _exchange(self._client, number, self._dial())
 
     def _dial(self) -> socket.socket | None:
         path = self._path()
@@ -208,8 +236,65 @@ class TunnelEnd:
         return connection
 
 
+class TunnelEntry:
+    """A unix socket of a kernel; every connection to it is a stream to a door that forwards it.
+
+    Parameters
+    ----------
+    client : DoorClient
+        What dials the door.
+    path : str
+        Where to listen; in a directory that other users cannot enter.
+    """
+
+    def __init__(self, client: Carrier, path: str) -> None:
+        self.path = path
+        self._server = _EntryServer(path, client)
+        os.chmod(path, 0o600)
+        threading.Thread(target=self._server.serve_forever, name="tfos_nb tunnel", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening; open connections stay."""
+        self._server.shutdown()
+        self._server.server_close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+class _EntryServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, path: str, client: Carrier) -> None:
+        self._client = client
+        super().__init__(path, socketserver.BaseRequestHandler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Carry one connection, in a thread of its own."""
+        _exchange(self._client, 0, request)
+
+
+def _exchange(client: Carrier, number: int, connection: socket.socket | None) -> None:
+    """Splice a stream of this number with a connection, to the end of either; None is a connection that has ended."""
+    try:
+        if connection is None:
+            next(client.carry(number, iter(())), None)
+            return
+        for data in client.carry(number, _received(connection)):
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:
+        logger.debug("the connection of stream %d was closed", number)
+    except Exception as error:  # noqa: BLE001 - of gRPC's many: the door, or this stream, has gone
+        logger.debug("stream %d ended: %s", number, type(error).__name__)
+    finally:
+        if connection is not None:
+            _hang_up(connection)
+
+
 def _received(connection: socket.socket) -> Iterator[bytes]:
-    """Yield TensorBoard's bytes; gRPC asks for the next piece only after it has sent the last one."""
+    """Yield a connection's bytes; gRPC asks for the next piece only after it has sent the last one."""
     with contextlib.suppress(OSError):
         while data := connection.recv(_CHUNK):
             yield data
