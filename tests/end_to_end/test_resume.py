@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import textwrap
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,64 @@ def test_a_loop_of_its_own_continues_within_its_epoch_with_other_workers(spark: 
     assert ended.result() == (sum_of_ids(3), 5, 0), "it was trained to its end, and reads no row"
 
 
+AT_FIRST = 47 * 32  # rows, so that no part of a step is left when the others are waited for
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Return rows; wait after the first ones until a file exists."""
+
+    file: str
+
+    def __call__(self, number: int) -> tuple[int]:
+        while number >= AT_FIRST and not os.path.exists(self.file):
+            threading.Event().wait(0.05)
+        return (number,)
+
+
+def test_a_fit_that_is_stopped_while_it_waits_for_rows_continues_with_its_next_step(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    parts = [spark.sparkContext.parallelize(ids, 1) for ids in (range(AT_FIRST), range(AT_FIRST, ROWS))]
+    slow = parts[0].union(parts[1]).map(Wait(str(tmp_path / "come")))
+    rows = spark.createDataFrame(slow, "id long").selectExpr("id", "double(id) as y")
+    held_out = spark.range(96).selectExpr("id", "double(0) as y")
+    args = {"epochs": 3, "pause": 0.0, "pause_step": 0.0, "validates": True}
+    options: dict[str, Any] = {"spark": spark, "model_dir": str(tmp_path), "restarts": 1, "checkpoint_every": 3600}
+    with launch(counting_fit, args, **options) as cluster:
+        feeding = threading.Thread(target=feed, args=(cluster, rows), kwargs={"validation": held_out})
+        feeding.start()
+        assert until(lambda: cluster.snapshot().nodes[0].step, 60)
+        threading.Event().wait(1)  # it does the steps for which it has rows
+        cluster.stop()
+        feeding.join()
+    (tmp_path / "come").touch()
+    with launch(counting_fit, args, resume=True, **options) as resumed:
+        resumed.train(rows, epochs=3, validation=held_out)
+    total, generation, begun, count, (epoch, step), epochs, losses = resumed.result()
+    assert (total, generation, begun, epochs) == (sum_of_ids(3), 2, [0, 1, 2], [0, 1, 2])
+    assert (epoch, 1 <= step <= 47) == (1, True)
+    assert 3 * 94 <= count <= 3 * 94 + 1, "each step is counted once; a rest may have a step more"
+    squares = sum(number**2 for number in range(ROWS)) / ROWS
+    assert losses == pytest.approx([squares] * 3, rel=1e-5), "of all rows of the epoch, and not of validation"
+
+
+def test_a_fit_that_has_come_to_its_end_continues_with_more_epochs(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
+    options: dict[str, Any] = {"spark": spark, "workers": 2, "restarts": 1, "model_dir": str(tmp_path)}
+    options["checkpoint_every"] = 3600
+    found = []
+    for epochs in (2, 2, 3):
+        args = {"fits": [{"epochs": epochs}]}
+        with launch(several_fits, args, resume=bool(found), **options) as cluster:
+            cluster.train(rows, epochs=epochs)
+        found.append(cluster.result())
+    assert [one["generation"] for one in found] == [1, 2, 2], "the second one has saved nothing"
+    assert [one["epochs"] for one in found] == [[[0, 1]], [[0, 1]], [[0, 1, 2]]]
+    assert [one["first"] for one in found[1:]] == [[None], [[3, 0]]]
+    assert [one["after"][0][:2] for one in found] == [(2, 2), (2, 2), (3, 3)]
+
+
 def test_a_fit_with_callbacks_continues_as_if_nothing_had_happened(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 1600, 1, 1).selectExpr("sin(id) as a", "cos(id * 3) as b", "int(id % 3 = 0) as y")
     args = {"epochs": 5, "pause_step": 0.01, "table": f"{tmp_path}/table.csv"}
@@ -216,10 +276,10 @@ def test_a_training_with_parameter_servers_continues_after_its_last_whole_epoch(
     assert set(found["seen"]) == {3}, "the steps of the epoch that failed are not in the state"
 
 
-def feed(cluster: Any, rows: Any) -> None:
+def feed(cluster: Any, rows: Any, **options: Any) -> None:
     """Feed the rows of two fits, unless the cluster is stopped meanwhile."""
     with contextlib.suppress(ClusterClosed):
-        cluster.train(rows)
+        cluster.train(rows, **options)
         cluster.train(rows, epochs=3)
 
 

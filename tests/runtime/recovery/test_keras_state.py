@@ -192,10 +192,12 @@ def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
     tmp_path: Path,
     memory_is_lost: bool,
     lost_in_epochs: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(StoredStates, "is_due", True)  # also while the one before is being written
     _, wanted, losses = three_fits(flavour)
     for number, lost_in in enumerate(lost_in_epochs, 1):
-        stored = StoredStates(str(tmp_path / "c"), 1e-9, SavingFlag(lambda going_on: None))
+        stored = StoredStates(str(tmp_path / "c"), 3600.0, SavingFlag(lambda going_on: None))
         generation(number, stored if memory_is_lost else None)
         with pytest.raises(Lost):
             three_fits(flavour, lost_in)

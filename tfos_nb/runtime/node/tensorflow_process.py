@@ -326,6 +326,7 @@ class TensorFlowProcess:
             held_states=self._signals.held,
             hooks=setup.FIT_HOOKS,
             stored=self._stored,
+            is_stored=bool(every),
             rows=ctx.stored_rows,
             **past_epoch,
         )

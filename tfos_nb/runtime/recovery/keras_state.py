@@ -4,7 +4,8 @@ The user's program needs no code for this::
 
     every few steps, and after each epoch     LastState ◀── variables, metrics, callbacks (recovery.fit_contents)
                                               driver    ◀── which rows they include (RowQueue.hold)
-    as often as launch(checkpoint_every=)     StoredStates ◀── the same, written by the chief
+    as often as launch(checkpoint_every=),    StoredStates ◀── the same, written by the chief
+    and with the last epoch
     the next generation's on_train_begin      all workers take the latest state that any of them has
                                               (recovery.fit_agreement); the rows are fed from there on
 
@@ -118,6 +119,8 @@ class FitKeeping:
         Without them, only whole epochs are kept.
     stored : StoredStates, optional
         Where the chief also writes states, for the loss of all memories.
+    is_stored : bool, optional
+        Whether the chief writes states, as all workers know.
     rows : StoredRows, optional
         Which rows states of an earlier cluster include, whose training this one continues.
     tell_epoch : callable, optional
@@ -135,6 +138,7 @@ class FitKeeping:
     held_states: Collection[str] = ()
     hooks: FitHooks = _NO_HOOKS
     stored: StoredStates | None = None
+    is_stored: bool = False
     rows: StoredRows | None = None
     tell_epoch: Callable[..., object] = _nothing
     kept: _KeptFit | None = field(default=None, init=False)  # the last fit that is kept
@@ -205,8 +209,6 @@ class FitKeeping:
             _log.warning("the state of a fit that has ended is not kept: a later one would start from its beginning")
             return
         self.put_finished(last.moment, last.passes, arrays_of(last), last.rest)
-        if self.stored is not None and self.writes:
-            self.stored.of_fit(fit).begin(last.moment, last.passes, arrays_of(last), last.rest)
 
     def put_finished(self, moment: StateVersion, passes: int, arrays: Sequence[Any], rest: bytes) -> None:
         """Keep the last state of a fit on the host's disk."""
@@ -257,13 +259,22 @@ class FitKeeping:
             return False
         return True
 
-    def store_if_due(self, moment: StateVersion, passes: int, arrays: list[Any], rest: bytes, *, waits: bool) -> bool:
-        """Have the chief write a state, if it is due; return whether it is being written.
+    def store_if_due(
+        self,
+        moment: StateVersion,
+        passes: int,
+        arrays: list[Any],
+        rest: bytes,
+        *,
+        waits: bool,
+        is_last: bool = False,
+    ) -> bool:
+        """Have the chief write a state, if it is due or the fit's last one; return whether it is being written.
 
         ``waits``: nodes join or leave with this state. Write it now, and return whether that succeeded.
         """
         stored = self.kept.stored if self.kept is not None else None
-        if stored is None or not stored.writes or not (waits or stored.is_due) or not self.await_copy():
+        if stored is None or not stored.writes or not (waits or is_last or stored.is_due) or not self.await_copy():
             return False
         stored.begin(moment, passes, arrays, rest)
         return not waits or stored.finish()
@@ -343,6 +354,7 @@ class _KeptFit:
         self._dataset: Any = None
         self._steps: int | None = None  # of an epoch, if its epochs are numbers of steps, not passes over the rows
         self._left = False  # its epoch was left, as the user stops the cluster
+        self._are_steps_over = self._is_cut_short = False  # of the running epoch, and of its pass
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
         self._iterator: Any = None
@@ -544,10 +556,22 @@ class _KeptFit:
         """Save the state, if it is due, or if the user stops the cluster, which all workers do after the same step."""
         assert self._contents is not None, "training has begun"
         model = self._contents.model
-        self._batches = batch + 1
+        self._are_steps_over, self._batches = False, batch + 1
         self._left = bool(getattr(model, "stop_training", False) and self._keeping.hooks.was_stopped(model))
         if self._amid is not None:
             self._amid.step_has_ended(batch, is_last=self._left)
+
+    def steps_are_over(self) -> None:
+        """Save the state if the epoch's rows were cut short, as by Stop: a later cluster continues with its next step.
+
+        Neither validation nor the callbacks of an epoch's end may change it before. All workers agree on it, which
+        takes a message of each; so this is done where a later cluster can continue from the state.
+        """
+        if self._are_steps_over or self._left or self._amid is None or not self._keeping.is_stored:
+            return
+        self._are_steps_over, self._is_cut_short = True, self._says_cut_short()
+        if self._is_cut_short:
+            self._amid.epoch_has_ended(is_last=True)
 
     def epoch_has_ended(self, epoch: int) -> None:
         """Save the state of whole epochs, or of a fit that a callback ends with this one."""
@@ -558,9 +582,7 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         stopped = bool(keeping.hooks.was_stopped(contents.model))
-        if stopped and self._is_cut_short():
-            if self._amid is not None and not self._left:
-                self._amid.epoch_has_ended(is_last=True)
+        if self._is_cut_short or (stopped and self._says_cut_short()):
             return
         if self._left and (self._amid is None or not self._amid.is_pass_over):
             return  # its state was saved after its last step, or it cannot be saved within an epoch
@@ -576,11 +598,12 @@ class _KeptFit:
         moment = StateVersion(epoch + 1, fit=self.number)
         metadata = contents.rest(arrays, len(arrays))
         rest = encode(replace(metadata, ended=self._ended, finished=finished, refused=refused))
-        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=stopped or keeping.request.asked)
+        waits = stopped or keeping.request.asked
+        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=waits, is_last=finished)
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
 
-    def _is_cut_short(self) -> bool:
+    def _says_cut_short(self) -> bool:
         """Whether rows of the pass were dropped on any worker: its steps are done, and the epoch is not."""
         assert self._contents is not None, "training has begun"
         return AnyWorker(self._contents.strategy).says(self._keeping.queue.record.is_cut_short)
@@ -613,6 +636,12 @@ class _RestoreCallback:
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fit.batch_begins(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._fit.steps_are_over()  # of fit's own validation
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._fit.steps_are_over()
 
 
 class _SaveCallback:
