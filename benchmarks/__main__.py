@@ -16,7 +16,7 @@ from benchmarks.settings import Settings
 from benchmarks.table import Result, document, render
 
 NAMES = (
-    "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "first_model",
+    "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "attach", "transform", "first_model",
     "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "goodput", "saving", "fleet", "scaling",
 )  # fmt: skip
 

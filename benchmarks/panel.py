@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.settings import Settings
     from tfos_nb.state.cluster_state import ClusterState
 
-__all__ = ["count_messages", "run"]
+__all__ = ["Busy", "count_messages", "run"]
 
 NODES = 64
 SECONDS = 20.0
@@ -28,7 +28,7 @@ MOST_BYTES = 20_000
 MOST_A_SECOND = 2.0
 
 
-class _Busy:
+class Busy:
     """A cluster of 64 workers whose numbers change all the time."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def run(settings: Settings) -> Result:
     from tfos_nb.widgets.panel import PanelScreen
 
     # Without a notebook, displayed values would be printed.
-    with contextlib.redirect_stdout(io.StringIO()), LiveView(_Busy(), screen=PanelScreen()):
+    with contextlib.redirect_stdout(io.StringIO()), LiveView(Busy(), screen=PanelScreen()):
         sizes.clear()
         threading.Event().wait(SECONDS)
         counted = list(sizes)

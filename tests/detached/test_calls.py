@@ -21,7 +21,17 @@ import tfos_nb
 from tests.waiting import until
 from tfos_nb.detached import places
 from tfos_nb.detached.attached import AttachedCluster, packed_reader
-from tfos_nb.detached.messages import Answer, AnswerWanted, Call, CallBegun, HistoryParts, Raised, error_of, raised
+from tfos_nb.detached.messages import (
+    Answer,
+    AnswerWanted,
+    Call,
+    CallBegun,
+    HistoryParts,
+    Raised,
+    error_of,
+    raised,
+    reports_of,
+)
 from tfos_nb.detached.on_executor import NotReached, RemoteCalls, door_in_place, door_of
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
@@ -79,7 +89,8 @@ def test_a_history_travels_whole() -> None:
         made.record("worker:0", StepReport(epoch=1, step=step, metrics={"loss": 1 / step}, epoch_end=step == 3))
         made.record("worker:1", StepReport(epoch=1, step=step, metrics={"loss": 2 / step}))
     made.begin_anew()
-    again = wire.expect(HistoryParts, wire.encode(HistoryParts.of(made))).history()
+    parts = wire.expect(HistoryParts, wire.encode(HistoryParts.of(made)))
+    again = parts.history(lambda node: wire.decode(wire.encode(reports_of(made, node))))
     assert again.epochs == made.epochs
     assert again.points() == made.points()
     assert again.points("worker:1") == made.points("worker:1")
@@ -153,7 +164,9 @@ def served(
     methods.update(plan=lambda: {"workers": 3, "input_mode": "tensorflow"}, snapshot=lambda: STATE)
     history = History("worker:0")
     history.record("worker:0", StepReport(epoch=1, step=1, metrics={"loss": 0.5}))
+    history.record("worker:1", StepReport(epoch=1, step=1, metrics={"loss": 0.7}))
     methods["history"] = lambda: HistoryParts.of(history)
+    methods["reports"] = lambda node: reports_of(history, node)
     server = CallServer(str(tmp_path / "calls"), methods, StopRequests(stops))
     server.start()
     place = DetachedPlace(STATE.id, "mnist", this_process(), tfos_nb.__version__, str(tmp_path / "calls"), time.time())
@@ -337,6 +350,16 @@ def test_without_a_session_a_process_that_cannot_be_reached_is_named_with_its_po
             tfos_nb.attach("mnist")
 
 
+def test_the_steps_of_another_node_come_when_they_are_asked_for(served: Any) -> None:
+    cluster, methods, _ = served
+    history = cluster.history
+    assert [one.metrics for one in history.steps()] == [{"loss": 0.5}]
+    assert [one.metrics for one in history.points("worker:1")] == [{"loss": 0.7}]
+    assert history.steps("worker:7") == []
+    del methods["reports"]
+    assert [one.metrics for one in history.steps("worker:1")] == [{"loss": 0.7}], "they were fetched"
+
+
 @pytest.mark.parametrize("served", ["by a socket"], indirect=True)
 def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: Any, tmp_path: Path) -> None:
     cluster, _, _ = served
@@ -347,6 +370,8 @@ def test_a_process_that_has_gone_leaves_the_last_state_with_the_reason(served: A
     assert cluster.history.points() == points
     assert cluster.log_lines() == list(STATE.log)
     assert cluster.curves()["metric"] == "loss"
+    with pytest.raises(ValueError, match="Only the chief's curves are known here"):
+        cluster.curves(node="worker:1")
     assert (cluster.plan.workers, cluster.tensorboard_socket) == (3, "")
     assert "has gone without a result" in cluster_bundle(cluster)["text/plain"]
     assert (state.status, state.nodes) == (ClusterStatus.FAILED, STATE.nodes)

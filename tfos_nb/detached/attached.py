@@ -355,18 +355,23 @@ class AttachedCluster(Rich):
 
     @property
     def history(self) -> History:
-        """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`."""
+        """The metrics of each epoch so far: see :attr:`tfos_nb.Cluster.history`.
+
+        It has all steps of the chief; those of other nodes are fetched when they are asked for.
+        """
         with contextlib.suppress(ClusterClosed, NotReached):
             parts: HistoryParts = self._call("history")
-            self._history = parts.history()
+            self._history = parts.history(lambda node: list(self._call("reports", node=node)))
         return self._history
 
     def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:
         """Return the numbers of a metric's chart as JSON has them, for a page."""
         try:
             return dict(self._call("curves", metric=metric, by=by, node=node))
-        except (ClusterClosed, NotReached):
-            return chart_data(self._history.points(node), metric=metric, by=by, node=node)
+        except (ClusterClosed, NotReached) as error:
+            if node not in ("", str(self._plan.chief_node)):
+                raise ValueError(f"{error}. Only the chief's curves are known here") from None
+            return chart_data(self._history.points(), metric=metric, by=by, node=node)
 
     def stacks(self, timeout: float = 5.0) -> dict[str, str]:
         """Return where each node's program is: see :meth:`tfos_nb.Cluster.stacks`."""

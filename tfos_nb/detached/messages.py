@@ -18,6 +18,7 @@ import builtins
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -30,7 +31,18 @@ from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogL
 from tfos_nb.state.history import History
 from tfos_nb.state.training_curve import Point
 
-__all__ = ["Answer", "AnswerWanted", "Call", "CallBegun", "HistoryParts", "Raised", "check_peer", "error_of", "raised"]
+__all__ = [
+    "Answer",
+    "AnswerWanted",
+    "Call",
+    "CallBegun",
+    "HistoryParts",
+    "Raised",
+    "check_peer",
+    "error_of",
+    "raised",
+    "reports_of",
+]
 
 for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     message(_kind)
@@ -90,41 +102,44 @@ class AnswerWanted:
 @message
 @dataclass(frozen=True)
 class HistoryParts:
-    """A :class:`~tfos_nb.state.history.History`: the epochs' reports, all of the chief, and the newest of each node.
+    """A :class:`~tfos_nb.state.history.History`: the epochs' reports, all of the chief, and its newest ones.
 
     A report is a list: the generation of the cluster that made it, and the fields of :class:`StepReport`. A cluster of
-    64 nodes has half a million reports, and a message for each of them would take ten seconds.
+    64 nodes has half a million reports, which would take five seconds. So those of another node come when they are
+    asked for: :func:`reports_of`.
 
     Examples
     --------
     >>> history = History("worker:0")
     >>> history.record("worker:0", StepReport(epoch=1, metrics={"loss": 0.5}, epoch_end=True))
-    >>> HistoryParts.of(history).history()["loss"]
+    >>> HistoryParts.of(history).history(lambda node: reports_of(history, node))["loss"]
     [0.5]
     """
 
     chief: str
     epochs: list[list[Any]]
     chiefs: list[list[Any]]
-    steps: dict[str, list[list[Any]]]
+    newest: list[list[Any]]
 
     @classmethod
     def of(cls, history: History) -> HistoryParts:
         """Return the message for a history."""
-        chief, epochs, chiefs, steps = history.parts()
-        return cls(
-            chief,
-            [_listed(0, report) for report in epochs],
-            [_listed(*one) for one in chiefs],
-            {node: [_listed(*one) for one in reports] for node, reports in steps.items()},
+        chief, epochs, chiefs, _ = history.parts()
+        epochs_listed, chiefs_listed = [_listed(0, report) for report in epochs], [_listed(*one) for one in chiefs]
+        return cls(chief, epochs_listed, chiefs_listed, reports_of(history, chief))
+
+    def history(self, fetch: Callable[[str], list[list[Any]]]) -> History:
+        """Return the history; ``fetch`` returns what :func:`reports_of` does."""
+        epochs, chiefs = [StepReport(*fields) for _, *fields in self.epochs], list(map(_report, self.chiefs))
+        steps = {self.chief: list(map(_report, self.newest))}
+        return History.of_parts(
+            self.chief, epochs, chiefs, steps, lambda node: [_report(listed) for listed in fetch(node)]
         )
 
-    def history(self) -> History:
-        """Return the history."""
-        epochs, chiefs = [StepReport(*fields) for _, *fields in self.epochs], list(map(_report, self.chiefs))
-        return History.of_parts(
-            self.chief, epochs, chiefs, {node: list(map(_report, listed)) for node, listed in self.steps.items()}
-        )
+
+def reports_of(history: History, node: str) -> list[list[Any]]:
+    """Return a node's newest reports as lists."""
+    return [_listed(*one) for one in history.reports(node)]
 
 
 _fields_of = attrgetter(*(one.name for one in fields(StepReport)))

@@ -22,7 +22,7 @@ from typing import Any
 
 from tfos_nb.cluster import Cluster, follower_of
 from tfos_nb.detached import places
-from tfos_nb.detached.messages import Answer, HistoryParts, raised
+from tfos_nb.detached.messages import Answer, HistoryParts, raised, reports_of
 from tfos_nb.detached.on_executor import door_in_place, log_on_executor
 from tfos_nb.detached.places import DetachedPlace
 from tfos_nb.detached.server import CallDesk, CallServer, StopRequests
@@ -227,6 +227,7 @@ class DetachedProcess:
             "place": lambda: asdict(self._place),
             "plan": lambda: {name: getattr(cluster.plan, name) for name in ClusterPlan.field_names()},
             "result": self._result,
+            "reports": lambda node: reports_of(cluster.history, node),
             "results": self._results,
             "scale": cluster.scale,
             "snapshot": cluster.snapshot,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfos_nb.rich import Rich
@@ -56,6 +56,7 @@ class History(Rich, Mapping[str, list[float]]):
         self._has_own = False  # a report of this cluster's own
         self._drawn: tuple[int, list[Point]] = (0, [])  # the chief's points, and of how many reports they are
         self._reports = 0
+        self._fetch: Callable[[str], Sequence[_Report]] | None = None
 
     def parts(self) -> tuple[str, tuple[StepReport, ...], tuple[_Report, ...], dict[str, tuple[_Report, ...]]]:
         """Return what :meth:`of_parts` makes the same history of: the chief, its epochs and reports, and all steps."""
@@ -70,14 +71,16 @@ class History(Rich, Mapping[str, list[float]]):
         epochs: Sequence[StepReport],
         of_chief: Sequence[_Report],
         steps: Mapping[str, Sequence[_Report]],
+        fetch: Callable[[str], Sequence[_Report]] | None = None,
     ) -> History:
-        """Return the history of these parts."""
+        """Return the history of these parts; ``fetch`` gets the steps of a node that is not in ``steps``."""
         made = cls(chief, max(1, len(steps)))
         made._epochs, made._of_chief, made._reports = list(epochs), list(of_chief), len(of_chief)
         made._steps = {
             node: deque(reports, _STEPS_KEPT if node == chief else made._each) for node, reports in steps.items()
         }
         made._generation = max((generation for generation, _ in of_chief), default=1)
+        made._fetch = fetch
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,8 +165,20 @@ class History(Rich, Mapping[str, list[float]]):
 
     def steps(self, node: str | None = None) -> list[StepReport]:
         """Return the last reports of a node (the chief by default), the oldest first."""
+        return [report for _, report in self.reports(node or self._chief)]
+
+    def reports(self, node: str) -> Sequence[_Report]:
+        """Return the last reports of a node, each with the generation that made it, the oldest first.
+
+        Raises
+        ------
+        TfosError
+            If they are to be fetched from a detached cluster that has gone.
+        """
+        if self._fetch is not None and node not in self._steps:
+            self._steps[node] = deque(self._fetch(node))
         with self._lock:
-            return [report for _, report in self._steps.get(node or self._chief, ())]
+            return list(self._steps.get(node, ()))
 
     def points(self, node: str = "") -> list[Point]:
         """Return a node's training curve: each reported step that was not trained again, the oldest first.
@@ -171,9 +186,9 @@ class History(Rich, Mapping[str, list[float]]):
         Without ``node`` it is that of the chief, over the whole training. In a long one every other step is left out,
         and again when they are too many.
         """
+        if node and node != self._chief:
+            return points_of(self.reports(node))
         with self._lock:
-            if node and node != self._chief:
-                return points_of(self._steps.get(node, ()))
             if self._drawn[0] != self._reports:
                 self._drawn = (self._reports, points_of(self._of_chief))
             return list(self._drawn[1])
