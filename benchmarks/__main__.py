@@ -17,7 +17,8 @@ from benchmarks.table import Result, document, render
 
 NAMES = (
     "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "attach", "transform", "first_model",
-    "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "goodput", "saving", "fleet", "scaling",
+    "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "goodput", "saving", "keeping", "fleet",
+    "scaling",
 )  # fmt: skip
 
 

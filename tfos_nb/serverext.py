@@ -41,7 +41,8 @@ __all__ = ["CurvesHandler", "LogHandler", "StopHandler", "TensorBoardHandler", "
 _ONLY_HERE = "; frame-ancestors 'self'"
 _KERNEL_GONE = (
     "The kernel that held this cluster has ended, and the cluster with it: its executors are free. "
-    "Run the notebook again; what was saved is still where it was saved."
+    "Run the notebook again; what was saved is still where it was saved. "
+    "If the cluster is detached, it goes on: %tfos_attach shows it again."
 )
 _UNKNOWN = "This server knows no such cluster. It belongs to another user or machine, or was long ago."
 

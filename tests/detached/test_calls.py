@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import stat
 import threading
@@ -131,7 +132,7 @@ class Stops:
         self.requests = 0
 
     def snapshot(self) -> ClusterState:
-        return replace(STATE, status=ClusterStatus.STOPPING) if self.requests else STATE
+        return STATE  # the status follows a moment later
 
     def request_stop(self) -> str:
         self.requests += 1
@@ -332,6 +333,29 @@ def test_a_call_that_comes_twice_is_made_once(tmp_path: Path) -> None:
     server.server_close()
 
 
+def test_the_answer_to_a_long_call_waits_until_it_is_fetched(tmp_path: Path) -> None:
+    ends = threading.Event()
+    server = CallServer(str(tmp_path / "calls"), {"wait": ends.wait, "snapshot": dict}, StopRequests(Stops()))
+    desk = CallDesk(server)
+
+    def begin(method: str, key: str) -> None:
+        desk.asked(Call(method, key=key))
+
+    def look(number: int) -> None:
+        begin("snapshot", f"look {number}")
+        assert until(lambda: not isinstance(desk.asked(AnswerWanted(f"look {number}")), CallBegun))
+
+    begin("wait", "wait")
+    for number in range(60):
+        look(number)
+    ends.set()
+    for number in range(60, 120):
+        look(number)
+    assert desk.asked(AnswerWanted("wait")) == Answer(True)
+    assert len(desk._made) < 60, "those that were fetched are dropped"
+    server.server_close()
+
+
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
 def test_without_a_session_a_process_that_cannot_be_reached_is_named_with_its_port(
     served: Any, monkeypatch: pytest.MonkeyPatch
@@ -358,6 +382,7 @@ def test_the_steps_of_another_node_come_when_they_are_asked_for(served: Any) -> 
     assert history.steps("worker:7") == []
     del methods["reports"]
     assert [one.metrics for one in history.steps("worker:1")] == [{"loss": 0.7}], "they were fetched"
+    assert pickle.loads(pickle.dumps(history)).steps("worker:1") == history.steps("worker:1")
 
 
 @pytest.mark.parametrize("served", ["by a socket"], indirect=True)

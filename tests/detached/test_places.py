@@ -61,8 +61,15 @@ def test_a_file_that_is_no_place_is_left_out(content: str) -> None:
     assert places.find("../abcdef000001") is None
 
 
-@pytest.mark.parametrize("wrong", [{"launched": "yesterday"}, {"process": asdict(HERE) | {"started": None}}])
-def test_a_place_without_a_valid_time_is_left_out(wrong: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"launched": "yesterday"},
+        {"process": asdict(HERE) | {"started": None}},
+        *({"door": door} for door in (None, "x", [], {"port": "x"})),
+    ],
+)
+def test_a_place_with_a_value_of_another_type_is_left_out(wrong: dict[str, object]) -> None:
     made, other = a_place(number=1), a_place(number=2)
     file = places.detached_directory() / f"{made.id}.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | wrong))

@@ -132,8 +132,9 @@ class Wait:
         return (number,)
 
 
+@pytest.mark.parametrize("autolog", [True, False])
 def test_a_fit_that_is_stopped_while_it_waits_for_rows_continues_with_its_next_step(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, autolog: bool
 ) -> None:
     parts = [spark.sparkContext.parallelize(ids, 1) for ids in (range(AT_FIRST), range(AT_FIRST, ROWS))]
     slow = parts[0].union(parts[1]).map(Wait(str(tmp_path / "come")))
@@ -141,11 +142,11 @@ def test_a_fit_that_is_stopped_while_it_waits_for_rows_continues_with_its_next_s
     held_out = spark.range(96).selectExpr("id", "double(0) as y")
     args = {"epochs": 3, "pause": 0.0, "pause_step": 0.0, "validates": True}
     options: dict[str, Any] = {"spark": spark, "model_dir": str(tmp_path), "restarts": 1, "checkpoint_every": 3600}
-    with launch(counting_fit, args, **options) as cluster:
+    with launch(counting_fit, args, autolog=autolog, **options) as cluster:
         feeding = threading.Thread(target=feed, args=(cluster, rows), kwargs={"validation": held_out})
         feeding.start()
-        assert until(lambda: cluster.snapshot().nodes[0].step, 60)
-        threading.Event().wait(1)  # it does the steps for which it has rows
+        assert until(lambda: cluster.snapshot().nodes[0].rows >= AT_FIRST and "epoch 0" in cluster.logs(), 60)
+        threading.Event().wait(4)  # it does the steps for which it has rows
         cluster.stop()
         feeding.join()
     (tmp_path / "come").touch()
@@ -284,14 +285,19 @@ def feed(cluster: Any, rows: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "shuffle"),
-    [(several_fits, 0), (saving_each_step, 0), pytest.param(several_fits, 500, marks=pytest.mark.faults)],
+    ("main", "shuffle", "last"),
+    [
+        (several_fits, 0, {"epochs": 3}),
+        (saving_each_step, 0, {"epochs": 3}),
+        (several_fits, 0, {"epochs": 14, "steps": 20}),
+        pytest.param(several_fits, 500, {"epochs": 3}, marks=pytest.mark.faults),
+    ],
 )
 def test_a_fit_that_was_stopped_continues_with_its_next_step(
-    spark: SparkSession, tmp_path: Path, main: Callable[..., Any], shuffle: int
+    spark: SparkSession, tmp_path: Path, main: Callable[..., Any], shuffle: int, last: dict[str, int]
 ) -> None:
     rows = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
-    args = {"fits": [{"epochs": 1}, {"epochs": 3}], "pause_step": 0.02, "shuffle": shuffle}
+    args = {"fits": [{"epochs": 1}, last], "pause_step": 0.02, "shuffle": shuffle}
     options: dict[str, Any] = {"spark": spark, "workers": 2, "restarts": 1, "checkpoint_every": 3600}
     options["model_dir"] = str(tmp_path)
     with launch(main, args, **options) as cluster:
@@ -304,8 +310,12 @@ def test_a_fit_that_was_stopped_continues_with_its_next_step(
         feed(resumed, rows)
     found = resumed.result()
     assert found["generation"] == 2
-    assert found["epochs"] == [[0], [0, 1, 2]]
+    assert found["epochs"] == [[0], list(range(last["epochs"]))]
     assert found["first"][0] is None
     assert found["first"][1] > [1, 0]
+    if "steps" in last:  # two steps fewer than three passes have
+        assert [one[:2] for one in found["after"]] == [(1, 1), (3, 4)]
+        assert found["steps"][1] == 14 * 20
+        return
     assert [one[:2] for one in found["after"]] == [(1, 1), (4, 4)]
     assert 3 * 94 <= found["steps"][1] <= 3 * 94 + 2, "no step was done twice; a rest may have a step more"

@@ -311,6 +311,8 @@ class AttachedCluster(Rich):
         with contextlib.suppress(ClusterClosed):  # its process has gone
             self._call("close")
         places.forget(self.id)
+        if self._remote is not None:
+            self._remote.close_tunnel()
 
     # --- what it looks like ---
 

@@ -120,21 +120,23 @@ class HistoryParts:
     epochs: list[list[Any]]
     chiefs: list[list[Any]]
     newest: list[list[Any]]
+    others: tuple[str, ...]
 
     @classmethod
     def of(cls, history: History) -> HistoryParts:
         """Return the message for a history."""
-        chief, epochs, chiefs, _ = history.parts()
+        chief, epochs, chiefs, steps = history.parts()
         epochs_listed, chiefs_listed = [_listed(0, report) for report in epochs], [_listed(*one) for one in chiefs]
-        return cls(chief, epochs_listed, chiefs_listed, reports_of(history, chief))
+        others = tuple(node for node in steps if node != chief)
+        return cls(chief, epochs_listed, chiefs_listed, reports_of(history, chief), others)
 
     def history(self, fetch: Callable[[str], list[list[Any]]]) -> History:
         """Return the history; ``fetch`` returns what :func:`reports_of` does."""
         epochs, chiefs = [StepReport(*fields) for _, *fields in self.epochs], list(map(_report, self.chiefs))
         steps = {self.chief: list(map(_report, self.newest))}
-        return History.of_parts(
-            self.chief, epochs, chiefs, steps, lambda node: [_report(listed) for listed in fetch(node)]
-        )
+        history = History.of_parts(self.chief, epochs, chiefs, steps)
+        history.fetch_from(lambda node: [_report(listed) for listed in fetch(node)], self.others)
+        return history
 
 
 def reports_of(history: History, node: str) -> list[list[Any]]:

@@ -324,6 +324,7 @@ class RemoteCalls:
             entry, self._entry = self._entry, None
         if entry is not None:
             entry.close()
+            remove_directory(os.path.dirname(entry.path))
 
     def _followed(self, question: AnswerWanted) -> Any:
         """Ask for the answer to a call, again and again while the process cannot be reached: there the call goes on."""

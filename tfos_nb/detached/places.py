@@ -136,6 +136,7 @@ def find(cluster_id: str) -> DetachedPlace | None:
     try:
         found = read_own(detached_directory() / f"{cluster_id}.json", _MOST_BYTES)
         place = place_of(found)
+        door = {"host": "", "port": 0, "certificate": "", "token": "", **place.door}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (
@@ -144,7 +145,6 @@ def find(cluster_id: str) -> DetachedPlace | None:
     )  # fmt: skip
     counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
     numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
-    door = {**{"host": "", "port": 0, "certificate": "", "token": ""}, **place.door}
     numbers = numbers and type(door.pop("port")) is int
     texts = (*texts, *door.values())
     return place if numbers and all(isinstance(text, str) for text in texts) and place.id == cluster_id else None

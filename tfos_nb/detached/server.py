@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1.0  # seconds within which the requests of two pages count as one
 _NOT_BY_DOOR = ("train",)  # they take functions: nobody may run code here by a port
-_ANSWERS_KEPT = 50
+_ANSWERS_KEPT = 50  # that a kernel has got: it asks again if one was lost on its way
+_CALLS_KEPT = 1000  # whose answers nobody has fetched, as after an interrupt
 
 
 class StopRequests:
@@ -42,6 +43,7 @@ class StopRequests:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
+        self._stops = False  # the status says so a moment later
 
     def ask(self, client: str) -> str:
         """Ask for a stop; return what happens now. All pages are the client ``""``."""
@@ -50,8 +52,9 @@ class StopRequests:
             self._asked[client] = now
             is_new = last is None or (not client and now - last < _AT_ONCE)
             state = self._cluster.snapshot()
-            if is_new and state.status is ClusterStatus.STOPPING:
+            if is_new and (self._stops or state.status is ClusterStatus.STOPPING) and not state.status.ended:
                 return f"{state.name} is stopping already; ask again to end it at once"
+            self._stops = True
             return str(self._cluster.request_stop())
 
 
@@ -123,7 +126,8 @@ class CallDesk:
 
     def __init__(self, server: CallServer) -> None:
         self._server = server
-        self._made: dict[str, Future[Answer | Raised]] = {}  # by key, the newest ones: an answer may be lost on its way
+        self._made: dict[str, Future[Answer | Raised]] = {}  # by key; used by the door's thread alone
+        self._given: dict[str, None] = {}  # keys of calls whose answers were fetched, in that order
 
     def asked(self, message: Any) -> Any:
         """Begin a call, or return the answer to an earlier one."""
@@ -132,7 +136,10 @@ class CallDesk:
         if not isinstance(message, AnswerWanted) or message.key not in self._made:
             return Raised("ValueError", "no such call is known")
         made = self._made[message.key]
-        return made.result(0) if made.done() else CallBegun(message.key)
+        if not made.done():
+            return CallBegun(message.key)
+        self._given[message.key] = None
+        return made.result(0)
 
     def _begin(self, call: Call) -> Any:
         if call.method in _NOT_BY_DOOR:
@@ -144,10 +151,15 @@ class CallDesk:
             )
         if call.key not in self._made:
             self._made[call.key] = made = Future[Answer | Raised]()
-            for old in [one for one, future in self._made.items() if future.done()][:-_ANSWERS_KEPT]:
-                del self._made[old]
+            self._drop_old()
             threading.Thread(target=self._make, args=(call, made), name="tfos_nb call", daemon=True).start()
         return CallBegun(call.key)
+
+    def _drop_old(self) -> None:
+        ended = [key for key, future in self._made.items() if future.done() and key not in self._given]
+        for key in [*list(self._given)[:-_ANSWERS_KEPT], *ended[:-_CALLS_KEPT]]:
+            del self._made[key]
+            self._given.pop(key, None)
 
     def _make(self, call: Call, made: Future[Answer | Raised]) -> None:
         answer = self._server.answer(call)

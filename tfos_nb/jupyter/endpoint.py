@@ -190,10 +190,10 @@ class Endpoint:
                 connection.forget(old.id)
             for old in ended[-_ENDED_KEPT:]:
                 self._clusters[old.id] = old if isinstance(old, _EndedCluster) else _EndedCluster.of(old)
-            self._clusters[cluster.id] = cluster
-            known = connection.find(cluster.id)
-            if known is None or not known.alive:  # else a detached cluster's own process answers, and for longer
-                connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
+        self._clusters[cluster.id] = cluster
+        known = connection.find(cluster.id)
+        if known is None or not known.alive:  # else a detached cluster's own process answers, and for longer
+            connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
 
     def open_port(self, bind: str = "127.0.0.1") -> int:
         """Listen also on a port, for TensorBoard only, and return it. Further calls return the same port.

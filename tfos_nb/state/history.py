@@ -57,9 +57,12 @@ class History(Rich, Mapping[str, list[float]]):
         self._drawn: tuple[int, list[Point]] = (0, [])  # the chief's points, and of how many reports they are
         self._reports = 0
         self._fetch: Callable[[str], Sequence[_Report]] | None = None
+        self._others: tuple[str, ...] = ()  # nodes whose steps it gets
 
     def parts(self) -> tuple[str, tuple[StepReport, ...], tuple[_Report, ...], dict[str, tuple[_Report, ...]]]:
         """Return what :meth:`of_parts` makes the same history of: the chief, its epochs and reports, and all steps."""
+        for node in self._others:
+            self.reports(node)  # fetches them
         with self._lock:
             steps = {node: tuple(reports) for node, reports in self._steps.items()}
             return self._chief, tuple(self._epochs), tuple(self._of_chief), steps
@@ -71,17 +74,19 @@ class History(Rich, Mapping[str, list[float]]):
         epochs: Sequence[StepReport],
         of_chief: Sequence[_Report],
         steps: Mapping[str, Sequence[_Report]],
-        fetch: Callable[[str], Sequence[_Report]] | None = None,
     ) -> History:
-        """Return the history of these parts; ``fetch`` gets the steps of a node that is not in ``steps``."""
+        """Return the history of these parts."""
         made = cls(chief, max(1, len(steps)))
         made._epochs, made._of_chief, made._reports = list(epochs), list(of_chief), len(of_chief)
         made._steps = {
             node: deque(reports, _STEPS_KEPT if node == chief else made._each) for node, reports in steps.items()
         }
         made._generation = max((generation for generation, _ in of_chief), default=1)
-        made._fetch = fetch
         return made
+
+    def fetch_from(self, fetch: Callable[[str], Sequence[_Report]], others: Sequence[str]) -> None:
+        """Get the steps of other nodes by a call, when they are asked for."""
+        self._fetch, self._others = fetch, tuple(others)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy it by its parts: it has a lock."""
@@ -175,9 +180,10 @@ class History(Rich, Mapping[str, list[float]]):
         TfosError
             If they are to be fetched from a detached cluster that has gone.
         """
-        if self._fetch is not None and node not in self._steps:
-            self._steps[node] = deque(self._fetch(node))
+        fetched = self._fetch(node) if self._fetch is not None and node not in self._steps else ()
         with self._lock:
+            if self._fetch is not None:
+                self._steps.setdefault(node, deque(fetched))
             return list(self._steps.get(node, ()))
 
     def points(self, node: str = "") -> list[Point]:

@@ -143,6 +143,11 @@ class RowQueue:
         with self._changed:  # without telling: it must not wait for a message that is under way
             self._do(self._schedule.stop())
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._schedule.stopped
+
     def skip_passes(self, passes: int) -> None:
         """Begin after ``passes`` passes, which this node's predecessor finished."""
         with self._changed:

@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -29,7 +30,7 @@ from tfos_nb.runtime.storage.paths import spill_directory
 
 __all__ = ["NodeFiles"]
 
-_PROCESS = struct.Struct("!qd")  # its id, and the time of its start, since ids are used again
+_PROCESS = struct.Struct("!qq")  # its id, and when it was started, since ids are used again
 _ENDED_WITHIN, _LOOK_SECONDS = 5.0, 0.01  # the kernel may take a moment to end a killed process
 
 
@@ -93,8 +94,8 @@ class NodeFiles:
     def used_by(self, pid: int) -> None:
         """Record which process uses them."""
         for file in self._process.descriptors:
-            with contextlib.suppress(psutil.Error):  # it has ended already
-                os.pwrite(file, _PROCESS.pack(pid, psutil.Process(pid).create_time()), 0)
+            if ticks := _ticks_at_start(pid):  # else it has ended already
+                os.pwrite(file, _PROCESS.pack(pid, ticks), 0)
 
     def end_user(self) -> bool:
         """End the process that uses them, whose supervisor has ended; return False if it does not end.
@@ -113,11 +114,22 @@ class NodeFiles:
             files.close()
 
 
-def _ends(pid: int, since: float) -> bool:
+def _ticks_at_start(pid: int) -> int:
+    """Return when a process was started, in ticks since the boot, which a change of the clock leaves alone; or 0.
+
+    See proc_pid_stat(5), field 22.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+
+
+def _ends(pid: int, since: int) -> bool:
     deadline, never = time.monotonic() + _ENDED_WITHIN, threading.Event()
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        if process.create_time() != since:
+        if _ticks_at_start(pid) != since:
             return True
         kill_group(process)
         while process.status() != psutil.STATUS_ZOMBIE:  # its parent may take a second to wait for it

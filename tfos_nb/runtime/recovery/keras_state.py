@@ -355,6 +355,7 @@ class _KeptFit:
         self._steps: int | None = None  # of an epoch, if its epochs are numbers of steps, not passes over the rows
         self._left = False  # its epoch was left, as the user stops the cluster
         self._are_steps_over = self._is_cut_short = False  # of the running epoch, and of its pass
+        self._is_stopped = False  # as the user stops the cluster
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
         self._iterator: Any = None
@@ -445,7 +446,7 @@ class _KeptFit:
         keeping.memory.drop_after(agreed.moment)
         if self.stored is not None:
             self.stored.drop_after(agreed.moment)
-        if agreed.rest.finished:
+        if agreed.rest.finished and (self._ended or epochs <= agreed.moment.epoch):
             self._keep_finished(agreed)
         rows = keeping.rows_of(agreed.moment) if self.stored is not None else None
         keeping.queue.resume(agreed.passes, agreed.moment.name, agreed.rest.refused, rows)
@@ -528,6 +529,7 @@ class _KeptFit:
         agreed, contents, self._agreed = self._agreed, self._contents, None
         assert contents is not None, "training has begun"
         contents.model._initial_epoch = None  # a later fit of the same model begins with its own
+        self._are_steps_over, self._is_cut_short, self._batches = False, False, 0
         step = agreed.moment.step if agreed is not None and agreed.moment.epoch == epoch else 0
         if agreed is not None and step:
             contents.assign(agreed.arrays[: agreed.rest.counted])
@@ -556,7 +558,7 @@ class _KeptFit:
         """Save the state, if it is due, or if the user stops the cluster, which all workers do after the same step."""
         assert self._contents is not None, "training has begun"
         model = self._contents.model
-        self._are_steps_over, self._batches = False, batch + 1
+        self._batches = batch + 1
         self._left = bool(getattr(model, "stop_training", False) and self._keeping.hooks.was_stopped(model))
         if self._amid is not None:
             self._amid.step_has_ended(batch, is_last=self._left)
@@ -569,9 +571,11 @@ class _KeptFit:
         """
         if self._are_steps_over or self._left or self._amid is None or not self._keeping.is_stored:
             return
-        self._are_steps_over, self._is_cut_short = True, self._says_cut_short()
-        if self._is_cut_short:
-            self._amid.epoch_has_ended(is_last=True)
+        self._are_steps_over = True
+        if not self._has_all_steps and self._says_cut_short():
+            self._is_cut_short = self._is_stopped = True
+            if self._batches:
+                self._amid.epoch_has_ended(is_last=True)
 
     def epoch_has_ended(self, epoch: int) -> None:
         """Save the state of whole epochs, or of a fit that a callback ends with this one."""
@@ -581,9 +585,11 @@ class _KeptFit:
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
             self._amid.await_writer()
-        stopped = bool(keeping.hooks.was_stopped(contents.model))
-        if self._is_cut_short or (stopped and self._says_cut_short()):
+        stopped = self._is_stopped = self._is_stopped or self._says_stopped()
+        if self._is_cut_short or (stopped and not self._has_all_steps and self._says_cut_short()):
             return
+        if stopped and not self._batches:
+            return  # without the progress callback, fit begins an epoch that has no rows
         if self._left and (self._amid is None or not self._amid.is_pass_over):
             return  # its state was saved after its last step, or it cannot be saved within an epoch
         self._ended = bool(getattr(contents.model, "stop_training", False)) and not stopped
@@ -603,10 +609,25 @@ class _KeptFit:
         if keeping.keep(moment, passes, arrays, rest) or stored:
             keeping.has_saved()
 
-    def _says_cut_short(self) -> bool:
-        """Whether rows of the pass were dropped on any worker: its steps are done, and the epoch is not."""
+    @property
+    def _has_all_steps(self) -> bool:
+        """Whether an epoch that is a number of steps has had them: rows after them may be dropped."""
+        return self._steps is not None and self._amid is not None and self._amid.is_pass_over
+
+    def _says_stopped(self) -> bool:
+        """Whether the user stops the cluster, as the progress callback says, or else the rows of any worker."""
         assert self._contents is not None, "training has begun"
-        return AnyWorker(self._contents.strategy).says(self._keeping.queue.record.is_cut_short)
+        model = self._contents.model
+        if self._keeping.hooks.was_stopped(model):
+            return True
+        ends = getattr(model, "stop_training", False)
+        return bool(ends) and AnyWorker(self._contents.strategy).says(self._keeping.queue.was_stopped)
+
+    def _says_cut_short(self) -> bool:
+        """Whether Stop has dropped rows of the pass on any worker: its steps are done, and the epoch is not."""
+        assert self._contents is not None, "training has begun"
+        queue = self._keeping.queue
+        return AnyWorker(self._contents.strategy).says(queue.was_stopped and queue.record.is_cut_short)
 
     def train_ends(self) -> None:
         """Keep no state that does not say that a callback has ended the training."""
@@ -615,7 +636,7 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         ended_late = getattr(self._contents.model, "stop_training", False) and not self._ended
-        if ended_late and not self._keeping.hooks.was_stopped(self._contents.model):
+        if ended_late and not (self._is_stopped or self._keeping.hooks.was_stopped(self._contents.model)):
             self._keeping.forget()  # it was ended after its last state, which would be trained further
         self.has_ended, self.passes_begun = True, self._keeping.queue.begun
 

@@ -1,13 +1,14 @@
-"""A node's last training states, in memory that its supervisor holds: they outlive the process that made them.
+"""A node's last training states, in memory that others hold: they outlive the process that made them.
 
 ::
 
-    supervisor: memory A, memory B ◀── written in turn ── TF process of generation 1
+    its holders: memory A, memory B ◀── written in turn ── TF process of generation 1
                                    ─── read ────────────▶ TF process of generation 2
 
-The memory has no name in any file system. Its user's processes reach it as the supervisor's open files, and it is gone
-with the supervisor, however that ends. One of the two is always whole: a process may be killed while it writes. A state
-for which the memory is too small is written to two files on the host's disk instead, which have no names either.
+The memory has no name in any file system. The node's supervisor holds it as open files, and Spark's task does
+(:mod:`tfos_nb.runtime.node.node_files`). It is gone with the last of them, however that ends. One of the two is always
+whole: a process may be killed while it writes. A state for which the memory is too small is written to two files on the
+host's disk instead, which have no names either.
 
 :func:`write_state` and :func:`read_state` are both ends of the format. A state that is saved in the ``model_dir`` has
 it, too (recovery.stored_states).
