@@ -215,6 +215,25 @@ def test_a_later_fit_continues_and_those_before_it_are_not_repeated(
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 
+def test_a_fit_that_was_continued_with_more_epochs_is_given_back_with_its_last_weights(
+    generation: Callable[..., RowQueue], flavour: Any
+) -> None:
+    generation(1)
+    fit(build(flavour), 2)
+    generation(2)
+    model = build(flavour)
+    fit(model, 4)
+    weights = model.get_weights()
+    with pytest.raises(Lost):
+        fit(model, 5, callbacks=[lose_in(flavour, 3)])  # its states take the place of the first one
+    generation(3)
+    again, begun = build(flavour), Begun(flavour)
+    assert fit(again, 4, callbacks=[begun.callback]).epoch == [0, 1, 2, 3]
+    assert begun.epochs == []
+    for one, other in zip(again.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_fit_that_the_user_stops_within_an_epoch_continues_with_that_epoch(
     generation: Callable[..., RowQueue], flavour: Any, tmp_path: Path
 ) -> None:
