@@ -131,7 +131,7 @@ def test_a_page_that_was_closed_before_its_stream_opened_leaves_nothing_behind(
         other.shutdown(socket.SHUT_WR)
         assert listener.carry(str(number), [b"well"]) == []
         assert received(other) == b"well"
-    inside = listener.door._tunnel_listener
+    inside = listener.door._tunnel
     assert inside is not None
     assert until(lambda: not inside._open and not inside._waiting, SECONDS)
 
