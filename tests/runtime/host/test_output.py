@@ -131,7 +131,9 @@ def test_an_unfinished_line_that_is_overwritten_is_shown_from_time_to_time(run: 
     [line] = written.output.take()
     assert line.endswith(" of 5000")
     written.go_on()
-    assert written.lines() == ["4999 of 5000"]
+    later = written.lines()  # several, if the 5,000 have taken long
+    assert later[-1] == "4999 of 5000"
+    assert len(later) < 100
 
 
 @pytest.mark.slow
