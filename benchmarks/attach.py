@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +54,9 @@ def main(folder: str) -> None:
     server.start()
     door = Door(CallDesk(server), host="127.0.0.1", bind="127.0.0.1")
     for name, address in (("", {}), ("far-", door_in_place(door.open()))):
-        place = DetachedPlace(
-            ("b" if address else "a") * 12, name + NAME, this_process(), __version__, os.path.join(folder, "calls")
-        )
-        places.publish(DetachedPlace(**{**asdict(place), "process": place.process, "door": address}))
+        number = ("b" if address else "a") * 12
+        calls = os.path.join(folder, "calls")
+        places.publish(DetachedPlace(number, name + NAME, this_process(), __version__, calls, door=address))
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -354,7 +354,7 @@ class _KeptFit:
         self._dataset: Any = None
         self._steps: int | None = None  # of an epoch, if its epochs are numbers of steps, not passes over the rows
         self._left = False  # its epoch was left, as the user stops the cluster
-        self._are_steps_over = self._is_cut_short = False  # of the running epoch, and of its pass
+        self._is_cut_short: bool | None = None  # the running epoch, by Stop; None until its steps are over
         self._is_stopped = False  # as the user stops the cluster
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
@@ -529,7 +529,7 @@ class _KeptFit:
         agreed, contents, self._agreed = self._agreed, self._contents, None
         assert contents is not None, "training has begun"
         contents.model._initial_epoch = None  # a later fit of the same model begins with its own
-        self._are_steps_over, self._is_cut_short, self._batches = False, False, 0
+        self._is_cut_short, self._batches = None, 0
         step = agreed.moment.step if agreed is not None and agreed.moment.epoch == epoch else 0
         if agreed is not None and step:
             contents.assign(agreed.arrays[: agreed.rest.counted])
@@ -569,11 +569,12 @@ class _KeptFit:
         Neither validation nor the callbacks of an epoch's end may change it before. All workers agree on it, which
         takes a message of each; so this is done where a later cluster can continue from the state.
         """
-        if self._are_steps_over or self._left or self._amid is None or not self._keeping.is_stored:
+        is_known = self._is_cut_short is not None
+        if is_known or self._left or self._amid is None or not self._keeping.is_stored:
             return
-        self._are_steps_over = True
-        if not self._has_all_steps and self._says_cut_short():
-            self._is_cut_short = self._is_stopped = True
+        self._is_cut_short = self._says_cut_short()
+        if self._is_cut_short:
+            self._is_stopped = True
             if self._batches:
                 self._amid.epoch_has_ended(is_last=True)
 
@@ -586,7 +587,9 @@ class _KeptFit:
         if self._amid is not None:
             self._amid.await_writer()
         stopped = self._is_stopped = self._is_stopped or self._says_stopped()
-        if self._is_cut_short or (stopped and not self._has_all_steps and self._says_cut_short()):
+        if self._is_cut_short is None and stopped:
+            self._is_cut_short = self._says_cut_short()
+        if self._is_cut_short:
             return
         if stopped and not self._batches:
             return  # without the progress callback, fit begins an epoch that has no rows
@@ -626,6 +629,8 @@ class _KeptFit:
     def _says_cut_short(self) -> bool:
         """Whether Stop has dropped rows of the pass on any worker: its steps are done, and the epoch is not."""
         assert self._contents is not None, "training has begun"
+        if self._has_all_steps:
+            return False
         queue = self._keeping.queue
         return AnyWorker(self._contents.strategy).says(queue.was_stopped and queue.record.is_cut_short)
 
