@@ -34,6 +34,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     With ``args["until"]`` it ends at the end of the epoch after that time, and returns the number of its epochs.
     With ``args["apart"]`` the second worker has another disk than the first, as on another host.
     With ``args["amid"]`` it also saves its state after every so many batches, and returns how many rows it has read.
+    With ``args["in_memory"]`` it keeps its state in memory alone, and returns also how many rows all replicas counted.
     """
     import time
 
@@ -42,11 +43,19 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         total = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        seen = tf.Variable(
+            0,
+            dtype=tf.int64,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    objects = {"total": total, "seen": seen} if args.get("in_memory") else {"total": total}
     dataset = strategy.experimental_distribute_dataset(ctx.dataset(32))
 
     @tf.function
     def step(batch: Any) -> Any:
         def on_replica(ids: Any) -> Any:
+            seen.assign_add(tf.size(ids, tf.int64))
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(ids))
 
@@ -62,21 +71,28 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     read = 0
     if args.get("apart") and ctx.task_index == 1:
         ctx.model_dir += "-elsewhere"
-    for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
+    for epoch in range(ctx.resume(**objects).epoch, args["epochs"]):
         before = read
         for number, batch in enumerate(dataset):
             total.assign((total + step(batch)) % PRIME)
             read += int(strategy.experimental_local_results(batch["id"])[0].shape[0])
-            if (number + 1) % args.get("amid", ROWS) == 0:
-                place = {"step": number + 1} if args.get("by_steps") else {"rows": read - before}
-                ctx.checkpoint(total=total, epoch=epoch, **place)
+            _save_amid(args, ctx, objects, epoch=epoch, step=number + 1, rows=read - before)
             exit_by_schedule(args, ctx, epoch + 1, number + 1)
             threading.Event().wait(args.get("pause", 0.02))  # gives a test time to cause a fault
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
-        ctx.checkpoint(total=total, epoch=epoch + 1)
+        if not args.get("in_memory"):
+            ctx.checkpoint(total=total, epoch=epoch + 1)
         if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
             return int(total.numpy()), ctx.generation, epoch + 1
-    return (int(total.numpy()), ctx.generation, *([read] if "amid" in args else ()))
+    also = [read, int(seen.numpy())] if args.get("in_memory") else [read] if "amid" in args else []
+    return (int(total.numpy()), ctx.generation, *also)
+
+
+def _save_amid(args: dict[str, Any], ctx: Any, objects: dict[str, Any], *, epoch: int, step: int, rows: int) -> None:
+    if step % args.get("amid", ROWS) == 0:
+        ctx.checkpoint(**objects, epoch=epoch, **({"step": step} if args.get("by_steps") else {"rows": rows}))
+    if args.get("in_memory"):
+        ctx.checkpoint(**objects, epoch=epoch, step=step, in_memory=True)
 
 
 @dataclass(frozen=True)

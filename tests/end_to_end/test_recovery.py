@@ -90,6 +90,71 @@ def test_a_state_saved_within_an_epoch_skips_the_rows_that_it_includes(
     )
 
 
+def test_a_loop_goes_on_from_memory_within_an_epoch(spark: SparkSession, tmp_path: Path) -> None:
+    exits = [Exit("worker:1", 1, 60, "kill"), Exit("worker:0", 2, 40, "kill", 2)]
+    args = {"epochs": 2, "in_memory": True, "schedule": exits}
+    with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
+        cluster.train(rows(spark), epochs=2)
+    results = list(cluster.results().values())
+    assert {(total, generation, seen) for total, generation, _, seen in results} == {(sum_of_ids(2), 3, 2 * ROWS)}
+    # The rows of the first generations are not in what the last one has read: 60 steps, less those done again.
+    assert sum(read for _, _, read, _ in results) <= 2 * ROWS - 32 * 40
+    assert not list(tmp_path.glob("checkpoints/*/0*")), "nothing was written to the disk"
+
+
+def adam_loop(args: dict[str, Any], ctx: Any) -> tuple[list[Any], int, int]:
+    """Train a layer by Adam, with shuffled rows; return its weights, the generation, and the steps done here."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    strategy = ctx.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        generator = tf.random.Generator.from_seed(7)
+
+    @tf.function
+    def step(ids: Any) -> None:
+        strategy.run(on_replica, (ids,))
+
+    def on_replica(ids: Any) -> None:
+        with tf.GradientTape() as tape:
+            inputs = tf.cast(ids[:, None] % 100, tf.float32) / 100 + generator.normal((1, 1))
+            loss = tf.reduce_mean(tf.square(model(inputs, training=True) - 1.0))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    objects = {"optimizer": optimizer, "generator": generator}
+    dataset, count = ctx.dataset(32, x="id", shuffle=100, seed=3), 0
+    for epoch in range(ctx.resume(model, **objects).epoch, args["epochs"]):
+        for number, ids in enumerate(dataset, 1):
+            step(ids)
+            count += 1
+            ctx.checkpoint(model, **objects, epoch=epoch, step=number, in_memory=True)
+            if (epoch, number, ctx.generation) == args.get("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+    return [weight.tolist() for weight in model.get_weights()], ctx.generation, count
+
+
+def test_a_loop_that_goes_on_from_memory_ends_with_the_weights_of_an_undisturbed_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ended = []
+    for kill in (None, (1, 60, 1)):
+        args = {"epochs": 2, "kill": kill}
+        with launch(adam_loop, args, workers=1, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
+            cluster.train(spark.range(0, ROWS, 1, 1), epochs=2)  # one partition, so that the rows come in one order
+        ended.append(cluster.result())
+    (whole, *_), (continued, generation, count) = ended
+    assert generation == 2
+    steps = -(-ROWS // 32)
+    assert steps - 60 <= count < steps, "it goes on within the second epoch"
+    assert continued == whole
+
+
 def in_any_order(frames: Iterator[Any]) -> Iterator[Any]:
     for frame in frames:
         yield frame.sample(frac=1)

@@ -65,6 +65,7 @@ class Node:
             lambda: self.checkpoint_dir,
             rows,
             is_chief=is_chief,
+            workers=1,
             generation=generation,
             restarts=restarts,
             held_states=held_states,
@@ -198,7 +199,7 @@ def test_only_the_chief_writes(far: type[Far], counter: Any) -> None:
 
 # --- in the middle of a pass ----------------------------------------------------------------------
 
-FIRST, SECOND = "00000002-0001-000001", "00000002-0001-000002"
+FIRST, SECOND = "00000002-0001-00000001", "00000002-0001-00000002"
 
 
 def saved(node: Node, counter: Any, **place: Any) -> None:
@@ -243,9 +244,9 @@ def test_the_state_of_the_last_whole_epoch_is_kept_whatever_is_saved_later(far: 
         saved(node, counter, epoch=epoch, max_to_keep=2)
     for rows in (64, 128, 192):
         saved(node, counter, epoch=2, rows=rows, max_to_keep=2)
-    assert checkpoints() == ["00000002", SECOND, "00000002-0001-000003"]
+    assert checkpoints() == ["00000002", SECOND, "00000002-0001-00000003"]
     saved(node, counter, epoch=3, max_to_keep=2)
-    assert checkpoints() == ["00000002-0001-000003", "00000003"]
+    assert checkpoints() == ["00000002-0001-00000003", "00000003"]
 
 
 def test_a_late_node_resumes_from_the_same_state_as_the_others(far: type[Far], counter: Any) -> None:

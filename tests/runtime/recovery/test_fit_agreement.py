@@ -12,7 +12,7 @@ import pytest
 
 from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.recovery import fit_agreement
-from tfos_nb.runtime.recovery.fit_agreement import _latest, _Workers, joined, parts_in
+from tfos_nb.runtime.recovery.fit_agreement import Totals, _latest, _Workers, joined, parts_in
 from tfos_nb.runtime.recovery.fit_contents import StateMetadata, arrays_of, shapes_of
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 
@@ -57,10 +57,10 @@ class Worker(_Workers):
     """A worker whose sums need no strategy."""
 
     def __init__(self, index: int, count: int, meeting: Meeting) -> None:
-        self._index, self._count, self._meeting = index, count, meeting
+        self.index, self.count, self._meeting = index, count, meeting
 
     def total(self, words: Any) -> Any:
-        return self._meeting.total(self._index, words)
+        return self._meeting.total(self.index, words)
 
 
 @pytest.mark.parametrize("most", [5, 8, 1000])
@@ -111,3 +111,71 @@ def test_equal_states_are_not_sent_and_without_one_there_is_nothing_to_agree_on(
         told = list(threads.map(lambda index: _latest(Worker(index, 2, meeting), own, 0), range(2)))
     assert told == [(own, 0), (own, 0)]
     assert len(meeting.sums) == 1
+
+
+class Sums:
+    """Adds up what several workers bring, in place of a collective."""
+
+    def __init__(self, workers: int) -> None:
+        self._brought: list[Any] = [None] * workers
+        self._all = threading.Barrier(workers)
+
+    def of(self, worker: int, *vectors: Any) -> list[Any]:
+        self._brought[worker] = vectors
+        self._all.wait(30)
+        totals = [sum(parts[1:], parts[0]) for parts in zip(*self._brought, strict=True)]
+        self._all.wait(30)
+        return totals
+
+
+class Replicas:
+    """A strategy with two replicas on each of two workers, whose variables have a part for each."""
+
+    num_replicas_in_sync = 4
+
+    def experimental_local_results(self, variable: Any) -> Any:
+        return variable.values
+
+
+class OfReplicas:
+    """A variable with a value of its own on each of a worker's replicas."""
+
+    def __init__(self, parts: list[Any], aggregation: Any, kind: str = "float32") -> None:
+        import tensorflow as tf
+
+        self.values = [tf.Variable(part, dtype=kind) for part in parts]
+        self.synchronization, self.aggregation = tf.VariableSynchronization.ON_READ, aggregation
+        self.dtype, self.shape = self.values[0].dtype, self.values[0].shape
+
+
+def test_metrics_are_those_of_all_replicas_and_are_taken_before_they_are_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import tensorflow as tf
+
+    of, sums = tf.VariableAggregation, Sums(2)
+
+    def take_part(index: int) -> tuple[list[Any], list[float]]:
+        worker = Worker(index, 2, Meeting(2))
+        monkeypatch.setattr(worker, "total_apart", lambda vectors: sums.of(index, *vectors))
+        strategy = Replicas()
+        strategy._tfos_workers = worker  # type: ignore[attr-defined]
+        variables = [
+            OfReplicas([[1.5, 2.0 + index], [0.25, 0.0]], of.SUM),
+            OfReplicas([10 + index, 20], of.SUM, "int64"),
+            OfReplicas([1.0, 3.0 + index], of.MEAN, "bfloat16"),
+            OfReplicas([[7.0 + index], [9.0]], of.ONLY_FIRST_REPLICA),
+        ]
+        totals = Totals(strategy, variables)
+        taken = totals.take([float(index), 5.0])
+        for variable in variables:
+            for part in variable.values:
+                part.assign_add(tf.ones_like(part))  # the next step
+        return totals.read(taken)
+
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(take_part, range(2)))
+    for arrays, means in both:
+        assert means == [0.5, 5.0]
+        assert [array.tolist() for array in arrays] == [[3.5, 5.0], 61, 2.25, [7.0]]
+        assert [array.dtype.name for array in arrays] == ["float32", "int64", "bfloat16", "float32"]

@@ -54,8 +54,9 @@ class NodeFiles:
     """
 
     def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
-        states, finished, rows, validation, process = inherited or ((), (), (), (), ())
+        states, loop, finished, rows, validation, process = inherited or ((), (), (), (), (), ())
         self._states = StateMemory(temporary, states)
+        self._loop_states = StateMemory(temporary, loop)
         self._finished = HeldFiles(finished)
         self._rows = KeptFiles(spill_directory(), rows)
         self._validation = KeptFiles(spill_directory(), validation)
@@ -68,13 +69,21 @@ class NodeFiles:
     @property
     def descriptors(self) -> tuple[tuple[int, ...], ...]:
         """The open files, for a child process that inherits them."""
-        files = self._states, self._finished, self._rows, self._validation, self._process
-        return tuple(one.descriptors for one in files)
+        return tuple(one.descriptors for one in self._all)
+
+    @property
+    def _all(self) -> tuple[StateMemory | HeldFiles | KeptFiles, ...]:
+        return self._states, self._loop_states, self._finished, self._rows, self._validation, self._process
 
     @property
     def states(self) -> list[str]:
-        """Where a child process finds the memory of the states."""
+        """Where a child process finds the memory of a fit's states."""
         return self._states.places
+
+    @property
+    def loop_states(self) -> list[str]:
+        """Where a child process finds the memory of the states of a loop of the user's."""
+        return self._loop_states.places
 
     @property
     def finished_fits(self) -> list[str]:
@@ -110,7 +119,7 @@ class NodeFiles:
 
     def close(self) -> None:
         """Release the memory and the disk space, unless another process holds the files too."""
-        for files in (self._states, self._finished, self._rows, self._validation, self._process):
+        for files in self._all:
             files.close()
 
 

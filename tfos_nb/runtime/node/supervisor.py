@@ -106,7 +106,8 @@ class Supervisor:
         more: dict[str, object] = {}
         if self._files is not None:
             rows = {"kept_rows": self._files.rows, "kept_validation": self._files.validation_rows}
-            more = {"kept": self._files.states, "finished": self._files.finished_fits, **rows}
+            states = {"kept": self._files.states, "kept_loop": self._files.loop_states}
+            more = {**states, "finished": self._files.finished_fits, **rows}
         self._job = replace(job, settings={**job.settings, **more})
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)

@@ -284,11 +284,13 @@ class TensorFlowProcess:
             late=self._peers.take_in,
             serving=self._tell_serving,
         )
+        places = cast("list[str]", given.get("kept_loop"))
+        memory = LastState(places) if places else None
         calls = ContextCalls(
             failed=self._remember,
             saving=self._saving,
             saved=self._tell_saved,
-            checkpoint=CheckpointCalls(self._tell_held, self._tell_seen, self._save_request),
+            checkpoint=CheckpointCalls(self._tell_held, self._tell_seen, self._save_request, memory),
             coordinator=coordinator,
         )
         return NodeContext(

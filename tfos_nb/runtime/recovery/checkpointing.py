@@ -4,7 +4,7 @@
 
     checkpoint_dir/              storage.checkpoint_directory
         00000003/                state.index, state.data-…: TensorFlow's own checkpoint
-        00000003-0001-000002/    the same, in the middle of a pass: epoch, generation, number in the generation
+        00000003-0001-00000002/  the same, in the middle of a pass: epoch, generation, number in the generation
 
 In a remote store, a local copy is uploaded while the training goes on.
 
@@ -15,6 +15,7 @@ have saved meanwhile do not count. The state is kept until the generation is ove
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shutil
 import tempfile
@@ -25,6 +26,8 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.recovery.loop_states import LoopStates, moment_of, name_of
+from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.storage.checkpoint_directory import CheckpointDirectory, is_of_a_whole_epoch, write_place
@@ -68,11 +71,14 @@ class CheckpointCalls:
         (:mod:`tfos_nb.runtime.storage.shared_directory`).
     request : SaveRequest
         Says whether the driver wants a state.
+    memory : LastState, optional
+        Where states of a loop are kept in memory; only if nodes may be started again.
     """
 
     held: Callable[[], object]
     seen: Callable[[str, str], object]
     request: SaveRequest
+    memory: LastState | None = None
 
 
 class Checkpoints:
@@ -86,6 +92,8 @@ class Checkpoints:
         Rows of this node. After a restore they continue after the rows that the state includes.
     is_chief : bool
         Whether this node writes the states.
+    workers : int
+        How many nodes train.
     generation, restarts : int
         As in ``ctx``.
     held_states : collection of str
@@ -106,6 +114,7 @@ class Checkpoints:
         rows: RowQueue,
         *,
         is_chief: bool,
+        workers: int,
         generation: int,
         restarts: int,
         held_states: Collection[str],
@@ -125,7 +134,10 @@ class Checkpoints:
         self._calls = calls
         self._stored_rows = stored_rows
         self._looked = False  # whether the directory has been checked and reported
-        self._amid = 0  # number of states saved in the middle of a pass
+        self._amid = 0  # number of states saved in the middle of a pass, on the disk or in memory
+        self._loop = LoopStates(
+            calls.memory, rows, calls.request, workers=workers, generation=generation, held_states=held_states
+        )
         self._from = ""  # name of the restored state
 
     def save(
@@ -167,15 +179,8 @@ class Checkpoints:
         """
         import tensorflow as tf
 
-        if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"epoch must be the number of epochs that the state includes, 0 or more, got {epoch!r}")
-        if rows is not None and (type(rows) is not int or rows < 0):
-            raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
-        if step is not None and (type(step) is not int or step < 0 or rows is not None):
-            also = " beside rows=" if rows is not None else ""
-            raise ValueError(
-                f"step must be the number of steps since the last whole epoch, 0 or more, got {step!r}{also}"
-            )
+        _check_position(epoch, rows, step)
+        self._loop.finish()
         state = tf.train.Checkpoint(**_named(model, objects))
         rows = self._rows.rows_after(step) if step is not None else rows
         place = self._place()
@@ -199,6 +204,34 @@ class Checkpoints:
         if self._calls.request.asked:
             self._hand_over(name, epoch, rows)
         return f"{self.directory}/{name}"
+
+    def keep(
+        self, model: Any, objects: dict[str, Any], *, epoch: int, rows: int | None, step: int | None = None
+    ) -> None:
+        """Keep a state in the memory of all nodes, if that is due; the parameters are those of :meth:`save`.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`save`, if neither ``rows`` nor ``step`` is given, or from :meth:`LoopStates.step_has_ended`.
+        """
+        _check_position(epoch, rows, step)
+        if rows is None and step is None:
+            raise ValueError(
+                "in_memory=True keeps states within an epoch: give step=, the number of steps since it began. "
+                "Call ctx.checkpoint(…, epoch=) without in_memory=True after a whole epoch"
+            )
+        at = self._rows.rows_after if step is not None else int
+        given = step if step is not None else rows
+        self._loop.step_has_ended(_named(model, objects), epoch, functools.partial(at, given or 0), self._next_moment)
+
+    def _next_moment(self, epoch: int) -> StateVersion:
+        """Return when the next state in the middle of a pass is saved.
+
+        It is the same on every node, because every node counts the states.
+        """
+        self._amid += 1
+        return StateVersion(epoch, self._generation, self._amid)
 
     def _hand_over(self, name: str, epoch: int, rows: int | None) -> None:
         """Wait until the state is where it belongs, and then until the driver has started the nodes again."""
@@ -228,12 +261,8 @@ class Checkpoints:
         return place
 
     def _hold(self, epoch: int, rows: int) -> str:
-        """Return the name of a state in the middle of a pass, and report the rows that it includes to the driver.
-
-        The name is the same on every node, because every node counts the states.
-        """
-        self._amid += 1
-        name = f"{epoch:08d}-{self._generation:04d}-{self._amid:06d}"
+        """Return the name of a state in the middle of a pass, and report the rows that it includes to the driver."""
+        name = name_of(self._next_moment(epoch))
         self._rows.hold(name, epoch, rows, stored=self._is_chief)
         return name
 
@@ -256,6 +285,11 @@ class Checkpoints:
 
         named, place = _named(model, objects), self._place()
         found = [(name, says) for name, says in place.checkpoints() if self._may_go_on(name, says)]
+        kept = self._loop.restore(named, moment_of(found[-1][0]) if found else None)
+        if kept is not None:
+            self._rows.resume(kept.epoch, name_of(kept))
+            logger.info("continues after epoch %d, from state %s in memory", kept.epoch, name_of(kept))
+            return Resumed(kept.epoch)
         if not found:
             return Resumed()
         name, epoch = found[-1][0], int(found[-1][1]["epoch"])
@@ -318,6 +352,17 @@ def _nothing() -> None:
 def _write(state: Any, folder: str, epoch: int, generation: int) -> None:
     state.write(f"{folder}/{_STATE}")
     write_place(folder, epoch, generation)
+
+
+def _check_position(epoch: object, rows: object, step: object) -> None:
+    """Refuse what are no numbers of epochs, rows and steps."""
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(f"epoch must be the number of epochs that the state includes, 0 or more, got {epoch!r}")
+    if rows is not None and (type(rows) is not int or rows < 0):
+        raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
+    if step is not None and (type(step) is not int or step < 0 or rows is not None):
+        also = " beside rows=" if rows is not None else ""
+        raise ValueError(f"step must be the number of steps since the last whole epoch, 0 or more, got {step!r}{also}")
 
 
 def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:

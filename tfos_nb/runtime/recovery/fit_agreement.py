@@ -6,9 +6,8 @@ it to those that do not have it.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +16,10 @@ import numpy as np
 from tfos_nb.runtime.control.wire import expect
 from tfos_nb.runtime.recovery.fit_contents import (
     StateMetadata,
+    array_of,
     arrays_of,
     dtype_of,
     is_read_over_replicas,
-    own_value,
     parts_of,
 )
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion
@@ -31,6 +30,7 @@ _STEP_BITS, _GENERATION_BITS = 28, 12
 _WORD = 8  # bytes of the integers as which other bytes are sent
 _SHORT = 64  # words
 _ATTRIBUTE = "_tfos_workers"  # of a strategy
+_GROUP = 1 << 20  # TensorFlow counts the groups of devices from 1
 _PIECE = (64 << 20) // _WORD  # of a sum, in words: each needs memory of its own on every device
 
 
@@ -164,6 +164,11 @@ class _Workers:
 
     What is sent is a sum, to which the others add zeros: sums are what every strategy has. All bytes go as integers of
     one type, for a function of TensorFlow with a sum for each array of a state takes longer to trace than to run.
+
+    Attributes
+    ----------
+    count, index : int
+        How many workers there are, and which one this is.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -171,9 +176,11 @@ class _Workers:
 
         self._strategy = strategy
         self._replicas = len(strategy.extended.worker_devices)  # of this worker
-        self._count = strategy.num_replicas_in_sync // self._replicas
-        self._index = int(getattr(strategy.extended, "_id_in_cluster", 0))
+        self.count = strategy.num_replicas_in_sync // self._replicas
+        self.index = int(getattr(strategy.extended, "_id_in_cluster", 0))
         self._on_all = tf.function(self._run, autograph=False)
+        self._on_cpus = tf.function(self._run_apart, autograph=False)
+        self._apart = 1  # number of the next sum in another thread
 
     @classmethod
     def of(cls, strategy: Any) -> _Workers:
@@ -186,15 +193,15 @@ class _Workers:
 
     def numbers(self, mine: Sequence[int]) -> Any:
         """Return the numbers of all workers, a row for each."""
-        table = np.zeros((self._count, len(mine)), np.int64)
-        table[self._index] = mine
+        table = np.zeros((self.count, len(mine)), np.int64)
+        table[self.index] = mine
         return self.total(table.reshape(-1)).reshape(table.shape)
 
     def sent(self, source: int, parts: Sequence[Any], words: int, wanted: bool) -> Any:
         """Return the joined buffers of a worker, of so many words and more; None unless they are ``wanted``."""
         pieces = max(1, -(-words // _PIECE))
         size = -(-words // pieces)  # of all pieces, since each size is traced
-        given = joined(parts, size * pieces) if self._index == source else None
+        given = joined(parts, size * pieces) if self.index == source else None
         kept, nothing = np.empty(size * pieces if wanted else 0, np.int64), np.zeros(size, np.int64)
         for start in range(0, size * pieces, size):
             piece = self.total(nothing if given is None else given[start : start + size])
@@ -221,6 +228,30 @@ class _Workers:
         is_first = tf.cast(context.replica_id_in_sync_group, tf.int32) % self._replicas == 0  # of its worker
         return context.all_reduce(tf.distribute.ReduceOp.SUM, words * tf.cast(is_first, tf.int64))
 
+    def total_apart(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return the sums of vectors of all workers, in another thread than the training's.
+
+        TensorFlow numbers the sums of a group of devices as they are made, so those of two threads would be mixed up.
+        These are of a group of their own: the workers' CPUs.
+        """
+        import tensorflow as tf
+
+        keys = range(self._apart, self._apart + len(vectors))
+        self._apart += len(vectors)
+        given = [(tf.constant(key), tf.constant(vector)) for key, vector in zip(keys, vectors, strict=True)]
+        return [total.numpy() for total in self._on_cpus(given)]
+
+    def _run_apart(self, given: Sequence[tuple[Any, Any]]) -> list[Any]:
+        import tensorflow as tf
+
+        base = getattr(self._strategy.extended, "_collective_key_base", 0)  # by which strategies are told apart
+        group = {"group_key": _GROUP + base, "group_size": self.count, "ordering_token": []}
+        how = {"merge_op": "Add", "final_op": "Id", "communication_hint": "ring"}
+        with tf.device("/device:CPU:0"):
+            return [
+                tf.raw_ops.CollectiveReduceV2(input=vector, instance_key=key, **group, **how) for key, vector in given
+            ]
+
 
 class AnyWorker:
     """Tell all workers whether any of them says yes. All workers must ask after the same step.
@@ -239,8 +270,20 @@ class AnyWorker:
         return mine if self._workers is None else bool(self._workers.total([int(mine)])[0])
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What a worker brings to :meth:`Totals.read`: numbers, and the values of variables on each of its devices."""
+
+    numbers: tuple[float, ...]
+    values: tuple[tuple[Any, ...], ...]
+
+
 class Totals:
-    """Read variables over all replicas, with the mean of each worker's own numbers, in one step.
+    """Variables over all replicas, with the means of the workers' own numbers.
+
+    :meth:`take` belongs between two steps, and takes only what the next step changes. :meth:`read` waits for the other
+    workers. It may do so in another thread, while the training goes on. All workers read what they have taken after
+    the same steps, in the same order.
 
     Parameters
     ----------
@@ -251,63 +294,48 @@ class Totals:
     """
 
     def __init__(self, strategy: Any, variables: Sequence[Any]) -> None:
-        import tensorflow as tf
-
         self._strategy = strategy
         self._variables = list(variables)
-        self._counted = [one for one in variables if is_read_over_replicas(one)]
-        self._on_all = tf.function(self._run, autograph=False)
+        self._counted = [place for place, one in enumerate(variables) if is_read_over_replicas(one)]
+        workers = _Workers.of(strategy) if strategy.num_replicas_in_sync > 1 else None
+        self._others = workers if workers is not None and workers.count > 1 else None
 
-    def read(self, numbers: Sequence[float]) -> tuple[list[Any], list[float]]:
+    def take(self, numbers: Sequence[float]) -> Taken:
+        """Return this worker's numbers, and its variables' values; not copied on a CPU (:func:`array_of`)."""
+        values = (tuple(part.value() for part in parts_of(self._strategy, one)) for one in self._variables)
+        return Taken(tuple(numbers), tuple(values))
+
+    def read(self, taken: Taken) -> tuple[list[Any], list[float]]:
         """Return the variables' values, as NumPy arrays, and the means of the workers' numbers."""
+        arrays = [array_of(parts[0]) for parts in taken.values]
+        own = [self._of_this_worker(self._variables[place], taken.values[place]) for place in self._counted]
+        numbers = np.asarray(taken.numbers, np.float64)
+        if self._others is not None:
+            numbers, *own = _summed([numbers, *own], self._others.total_apart)
+            numbers = numbers / self._others.count
+        for place, total in zip(self._counted, own, strict=True):
+            arrays[place] = total.astype(arrays[place].dtype)
+        return arrays, numbers.tolist()
+
+    def _of_this_worker(self, variable: Any, parts: Sequence[Any]) -> Any:
+        """Return what this worker's replicas add to the value of all."""
         import tensorflow as tf
 
-        if self._strategy.num_replicas_in_sync == 1:
-            return [own_value(self._strategy, one) for one in self._variables], list(numbers)
-        totals, means = self._on_all(tf.constant(list(numbers), tf.float64))
-        found = iter([one.numpy() for one in totals])
-        counted = {id(one) for one in self._counted}
-        values = [next(found) if id(one) in counted else own_value(self._strategy, one) for one in self._variables]
-        return values, means.numpy().tolist()
-
-    def _run(self, numbers: Any) -> Any:
-        import tensorflow as tf
-
-        found = self._strategy.run(self._on_replica, args=(numbers,))
-        return tf.nest.map_structure(lambda one: parts_of(self._strategy, one)[0], found)
-
-    def _on_replica(self, numbers: Any) -> tuple[list[Any], Any]:
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
-        flat = [self._part(one) for one in self._counted]
-        real = [tf.cast(part, tf.float64) for part in flat if part.dtype.is_floating]
-        whole = [tf.cast(part, tf.int64) for part in flat if not part.dtype.is_floating]
-        total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-        sums = {True: total(tf.concat([numbers / replicas, *real], 0))}
-        if whole:
-            sums[False] = total(tf.concat(whole, 0))
-        start, values = {True: numbers.shape[0], False: 0}, []
-        for part, variable in zip(flat, self._counted, strict=True):
-            kind, size = part.dtype.is_floating, part.shape[0]
-            summed = sums[kind][start[kind] : start[kind] + size]
-            start[kind] += size
-            values.append(tf.cast(tf.reshape(summed, variable.shape), variable.dtype))
-        return values, sums[True][: numbers.shape[0]]
-
-    @staticmethod
-    def _part(variable: Any) -> Any:
-        """Return what this replica adds to the value of all, as a vector."""
-        import tensorflow as tf
-
-        context = tf.distribute.get_replica_context()
-        value = tf.reshape(tf.convert_to_tensor(variable), [-1])
-        if value.dtype == tf.bool:
-            value = tf.cast(value, tf.int64)
+        kind = np.float64 if variable.dtype.is_floating else np.int64
+        values = [array_of(part).astype(kind) for part in parts]
         if variable.aggregation == tf.VariableAggregation.SUM:
-            return value
+            return np.sum(values, axis=0)
         if variable.aggregation == tf.VariableAggregation.MEAN:
-            return value / tf.cast(context.num_replicas_in_sync, value.dtype)
-        first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), 0)
-        return tf.where(first, value, tf.zeros_like(value))
+            return (np.sum(values, axis=0) / self._strategy.num_replicas_in_sync).astype(kind)
+        return np.zeros_like(values[0]) if self._others is not None and self._others.index else values[0]
+
+
+def _summed(arrays: Sequence[Any], total: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
+    """Return the sums of arrays of all workers, by a function that adds up vectors: one of each type."""
+    types = list(dict.fromkeys(one.dtype for one in arrays))
+    vectors = [np.concatenate([one.ravel() for one in arrays if one.dtype == kind]) for kind in types]
+    left, found = dict(zip(types, total(vectors), strict=True)), []
+    for one in arrays:
+        found.append(left[one.dtype][: one.size].reshape(one.shape))
+        left[one.dtype] = left[one.dtype][one.size :]
+    return found

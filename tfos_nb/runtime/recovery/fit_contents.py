@@ -27,13 +27,20 @@ __all__ = [
     "LINES",
     "FitContents",
     "StateMetadata",
+    "array_of",
     "arrays_of",
+    "assign_totals",
+    "assign_values",
+    "build_optimizer",
     "dtype_of",
     "is_csv_logger",
     "is_named",
     "is_read_over_replicas",
+    "of_tensorflow",
     "own_value",
     "parts_of",
+    "random_states",
+    "restore_random",
     "shapes_of",
 ]
 
@@ -74,6 +81,8 @@ class StateMetadata:
     refused : (int, int)
         The last call of ``train`` of which no more rows are wanted, as a fit had ended early, and how many passes were
         its and earlier ones'; zeros if there is none.
+    names : list of str
+        Where a loop's variables are among its objects (recovery.loop_states); empty for a fit.
     """
 
     counted: int = 0
@@ -86,6 +95,7 @@ class StateMetadata:
     finished: bool = False
     refused: tuple[int, int] = (0, 0)
     generator: tuple[Any, ...] = ()
+    names: list[str] = field(default_factory=list)
 
 
 class FitContents:
@@ -128,12 +138,12 @@ class FitContents:
         for optimizer in _optimizers(self.model).values():
             slots: Any = getattr(optimizer, "variables", [])
             found |= {id(one): one for one in (slots() if callable(slots) else slots)}
-        return [_of_tensorflow(one) for key, one in found.items() if key not in counted]
+        return [of_tensorflow(one) for key, one in found.items() if key not in counted]
 
     def metrics(self) -> list[Any]:
         """Return TensorFlow's variables of the metrics."""
         found = {id(one): one for metric in self.model.metrics for one in metric.variables}
-        return [_of_tensorflow(one) for one in found.values()]
+        return [of_tensorflow(one) for one in found.values()]
 
     def own(self, variables: Sequence[Any]) -> list[Any]:
         """Return this worker's values."""
@@ -155,17 +165,10 @@ class FitContents:
             counted,
             optimizers,
             callbacks,
-            (random.getstate(), np.random.get_state()),
-            shapes_of(arrays),
-            self.steps,
-            generator=self._global_state(),
+            index=shapes_of(arrays),
+            steps=dict(self.steps),
+            **random_states(self.strategy),
         )
-
-    def _global_state(self) -> tuple[Any, ...]:
-        generator = _global_generator()
-        if generator is None:
-            return ()
-        return int(generator.algorithm), [part.numpy() for part in parts_of(self.strategy, generator.state)]
 
     def built_optimizers(self) -> list[str]:
         """Return the names of the optimizers that have variables by now."""
@@ -184,30 +187,16 @@ class FitContents:
         )
 
     def _build(self, optimizer: Any, places: Sequence[int]) -> bool:
-        if getattr(optimizer, "built", None) is True:
-            return True
-        make = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
-        if make is None:
-            return False
-        with self.strategy.scope():
-            make([self.model.variables[place] for place in places] or self.model.trainable_variables)
-        return True
+        variables = [self.model.variables[place] for place in places] or self.model.trainable_variables
+        return build_optimizer(self.strategy, optimizer, variables)
 
     def assign(self, arrays: Sequence[Any]) -> None:
         """Give the variables these values, on each device."""
-        for variable, array in zip(self.variables(), arrays, strict=True):
-            for part in parts_of(self.strategy, variable):
-                part.assign(array)
+        assign_values(self.strategy, self.variables(), arrays)
 
     def assign_metrics(self, arrays: Sequence[Any]) -> None:
         """Continue to count from these values of all replicas."""
-        import tensorflow as tf
-
-        first = getattr(self.strategy.extended, "_id_in_cluster", 0) == 0
-        for variable, array in zip(self.metrics(), arrays, strict=True):
-            summed = is_read_over_replicas(variable) and variable.aggregation == tf.VariableAggregation.SUM
-            for place, part in enumerate(parts_of(self.strategy, variable)):
-                part.assign(array if not summed or (first and not place) else np.zeros_like(array))
+        assign_totals(self.strategy, self.metrics(), arrays)
 
     def kept_of(self, rest: StateMetadata) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield each callback that has saved attributes, with those attributes."""
@@ -233,21 +222,37 @@ class FitContents:
         for callback, attributes in self.kept_of(rest):
             for attribute, value in attributes.items():
                 setattr(callback, attribute, value)
-        if rest.random:
-            random.setstate(rest.random[0])
-            np.random.set_state(rest.random[1])
-        if rest.generator:
-            self._restore_global_generator(*rest.generator)
+        restore_random(self.strategy, rest)
 
-    def _restore_global_generator(self, algorithm: int, states: Sequence[Any]) -> None:
-        import tensorflow as tf
 
-        generator = _global_generator()
-        if generator is None or generator.algorithm != algorithm:
-            tf.random.set_global_generator(tf.random.Generator.from_state(states[0], algorithm))
-            return
-        for part, state in zip(parts_of(self.strategy, generator.state), states, strict=False):
-            part.assign(state)
+def random_states(strategy: Any) -> dict[str, Any]:
+    """Return the states of the random generators, as :class:`StateMetadata` has them."""
+    states: dict[str, Any] = {"random": (random.getstate(), np.random.get_state())}
+    generator = _global_generator()
+    if generator is not None:
+        parts = [part.numpy() for part in parts_of(strategy, generator.state)]
+        states["generator"] = int(generator.algorithm), parts
+    return states
+
+
+def restore_random(strategy: Any, rest: StateMetadata) -> None:
+    """Put back the states of the random generators."""
+    if rest.random:
+        random.setstate(rest.random[0])
+        np.random.set_state(rest.random[1])
+    if rest.generator:
+        _restore_global_generator(strategy, *rest.generator)
+
+
+def _restore_global_generator(strategy: Any, algorithm: int, states: Sequence[Any]) -> None:
+    import tensorflow as tf
+
+    generator = _global_generator()
+    if generator is None or generator.algorithm != algorithm:
+        tf.random.set_global_generator(tf.random.Generator.from_state(states[0], algorithm))
+        return
+    for part, state in zip(parts_of(strategy, generator.state), states, strict=False):
+        part.assign(state)
 
 
 def _global_generator() -> Any:
@@ -263,13 +268,50 @@ def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
     return parts
 
 
+def build_optimizer(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Make the variables of an optimizer, which otherwise come with its first step; return whether that is possible."""
+    if getattr(optimizer, "built", None) is True:
+        return True
+    make = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
+    if make is None:
+        return False
+    with strategy.scope():
+        make(variables)
+    return True
+
+
+def assign_values(strategy: Any, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Give variables these values, on each device."""
+    for variable, array in zip(variables, arrays, strict=True):
+        for part in parts_of(strategy, variable):
+            part.assign(array)
+
+
+def assign_totals(strategy: Any, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Let variables of metrics continue from these values of all replicas."""
+    import tensorflow as tf
+
+    first = getattr(strategy.extended, "_id_in_cluster", 0) == 0
+    for variable, array in zip(variables, arrays, strict=True):
+        summed = is_read_over_replicas(variable) and variable.aggregation == tf.VariableAggregation.SUM
+        for place, part in enumerate(parts_of(strategy, variable)):
+            part.assign(array if not summed or (first and not place) else np.zeros_like(array))
+
+
 def own_value(strategy: Any, variable: Any) -> Any:
-    """Return this process's value of a variable as a NumPy array, not to be written to: that of its first device.
+    """Return this process's value of a variable as a NumPy array, not to be written to: that of its first device."""
+    return array_of(parts_of(strategy, variable)[0].value())
+
+
+def array_of(value: Any) -> Any:
+    """Return a variable's value as a NumPy array, not to be written to.
 
     On a CPU it is not copied, unlike ``numpy()``: TensorFlow gives the variable another buffer when it changes while
-    this one is in use.
+    this one is in use. Single numbers are copied: NumPy refuses those of a type that it does not know, as bfloat16.
     """
-    return np.asarray(parts_of(strategy, variable)[0].value())
+    array = np.asarray(value if value.shape.rank else value.numpy())
+    array.setflags(write=False)
+    return array
 
 
 def is_read_over_replicas(variable: Any) -> bool:
@@ -292,7 +334,8 @@ def arrays_of(state: State) -> list[Any]:
     return [np.frombuffer(data, dtype_of(kind)).reshape(shape) for data, (kind, shape) in pairs]
 
 
-def _of_tensorflow(variable: Any) -> Any:
+def of_tensorflow(variable: Any) -> Any:
+    """Return TensorFlow's variable of one of Keras 3, or the one that it is."""
     is_keras_3 = type(variable).__module__.startswith("keras.")
     return getattr(variable, "value", variable) if is_keras_3 else variable
 

@@ -44,18 +44,23 @@ from tfos_nb.runtime.feed.messages import HeldRows
 from tfos_nb.runtime.feed.passes import Cut
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
-from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, arrays_of, is_csv_logger, is_named, shapes_of
+from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, agree
+from tfos_nb.runtime.recovery.fit_contents import (
+    LINES,
+    FitContents,
+    arrays_of,
+    is_csv_logger,
+    is_named,
+    shapes_of,
+)
 from tfos_nb.runtime.recovery.memory_state import MOST_FITS, FinishedFits, LastState, State, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
-from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
+from tfos_nb.runtime.recovery.state_rounds import Snapshot, StateRounds
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
 from tfos_nb.runtime.recovery.stored_states import StoredStates
 from tfos_nb.runtime.storage.one_writer import WRITER
 
 __all__ = ["FitHooks", "FitKeeping"]
-
-_ROUNDING = 1e-6  # of the variance of equal numbers
 
 _log = logging.getLogger(__name__)
 
@@ -585,7 +590,7 @@ class _KeptFit:
         contents.steps[epoch] = self._batches
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
-            self._amid.await_writer()
+            self._amid.finish()
         stopped = self._is_stopped = self._is_stopped or self._says_stopped()
         if self._is_cut_short is None and stopped:
             self._is_cut_short = self._says_cut_short()
@@ -639,7 +644,7 @@ class _KeptFit:
         assert self._contents is not None, "training has begun"
         self._contents.model._initial_epoch = self._agreed = self._iterator = None
         if self._amid is not None:
-            self._amid.await_writer()
+            self._amid.finish()
         ended_late = getattr(self._contents.model, "stop_training", False) and not self._ended
         if ended_late and not (self._is_stopped or self._keeping.hooks.was_stopped(self._contents.model)):
             self._keeping.forget()  # it was ended after its last state, which would be trained further
@@ -697,26 +702,17 @@ class _SaveCallback:
 class _MidEpochSaver:
     """Saves states within an epoch.
 
-    All workers do so after the same steps. The values are taken at once, and written in a thread. Before the next state
-    is taken, each worker waits until its last one was written and its rows were reported to the driver. So all workers
-    have the older one of the two states that a memory holds.
+    All workers do so after the same steps, and together: :class:`~tfos_nb.runtime.recovery.state_rounds.StateRounds`.
     """
 
     def __init__(self, keeping: FitKeeping, contents: FitContents, cut: Cut, *, fit: int, steps: int | None) -> None:
         self._keeping, self._contents, self._cut = keeping, contents, cut
         self._fit, self._steps_of_epoch = fit, steps
         cut.count_from_here()
-        self._schedule = SaveSchedule(keeping.workers)
-        self._writer = ThreadPoolExecutor(1, "tfos_nb state")
-        self._writing: Future[float] | None = None
-        self._totals: Totals | None = None
-        self._any = AnyWorker(contents.strategy)
+        self._rounds = StateRounds(contents.strategy, keeping.request, keeping.workers, self._write)
         self._variables: list[Any] = []
-        self._optimizers: list[str] = []  # those that were built then
-        self._cost = 0.0  # seconds that the last state took
-        self._steps = 0  # of all epochs
-        self._busy = self._began = 0.0  # seconds of the steps since the last state
-        self._since = 0  # that one's step
+        self._optimizers: list[str] | None = None  # those that were built then
+        self._is_last = False  # the state that is being written
         self._epoch = self._first = 0
         self._of_epoch = self._done_before = 0  # steps of this epoch, and of those before it, in this generation
         self._is_epoch_due = False  # its last step was to be saved
@@ -729,7 +725,7 @@ class _MidEpochSaver:
 
     def step_begins(self, batch: int) -> None:
         """Note the time, and the number of the epoch's first step."""
-        self._began = time.perf_counter()
+        self._rounds.step_begins()
         self._lowest = batch if self._lowest is None else self._lowest
 
     def step_has_ended(self, batch: int, *, is_last: bool) -> None:
@@ -737,20 +733,17 @@ class _MidEpochSaver:
 
         The last step of an epoch is saved with it, after the callbacks of its end.
         """
-        self._busy += time.perf_counter() - self._began
-        self._steps += 1
+        is_due = self._rounds.step_has_ended()
         self._of_epoch = batch + 1 - (self._lowest or 0)  # several for each call with steps_per_execution
         ends = self._steps_of_epoch is not None and self._first + self._of_epoch >= self._steps_of_epoch
         if is_last and not ends:
             self._save(is_last=True)
         if getattr(self._contents.model, "stop_training", False):
             return
-        due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
-        if due or (look and self._is_wanted()):
-            if ends:
-                self._is_epoch_due = True
-            else:
-                self._save()
+        if is_due and ends:
+            self._is_epoch_due = True
+        elif is_due:
+            self._save()
 
     def epoch_has_ended(self, *, is_last: bool) -> None:
         """Save the state at the end of an epoch that is not a whole pass, if it is due, or the last one."""
@@ -765,11 +758,6 @@ class _MidEpochSaver:
             return self._first + self._of_epoch >= self._steps_of_epoch
         (record, _), steps = self._cut.place, self._of_epoch
         return record is not None and record.steps is not None and steps >= record.steps
-
-    def _is_wanted(self) -> bool:
-        """Whether the driver has asked any worker for a state; all workers look after the same steps."""
-        self._schedule.looked(self._steps)
-        return self._any.says(self._keeping.request.asked)
 
     def _position(self, name: str, passes: int) -> PositionHeld | None:
         """Return which rows of the pass after ``passes`` ones are in the state of this name.
@@ -797,58 +785,44 @@ class _MidEpochSaver:
 
         ``is_last``: the user stops the cluster. Write it to the disk, for a later one.
         """
+        self._rounds.finish()
         began = time.perf_counter()
-        self.await_writer()
+        keeping, contents = self._keeping, self._contents
+        if self._optimizers != contents.built_optimizers():
+            self._optimizers, self._variables = contents.built_optimizers(), contents.variables()
+            self._rounds.sum_up(contents.metrics())
+        snapshot, self._is_last = self._snapshot(), is_last
+        answer = self._rounds.save(snapshot, keeping.queue.passes_before_current, began=began, is_last=is_last)
+        if snapshot is None or answer is None or not answer.is_saved:
+            return
+        rows = keeping.rows if is_last and keeping.writes else None
+        if rows is not None and not rows.await_kept(snapshot.moment.name):
+            _log.warning("the rows of the last state are not known: resume= would continue from an earlier one")
+        if answer.asked:
+            keeping.request.pause()
+
+    def _snapshot(self) -> Snapshot | None:
+        """Return the state after the last step, with values that later steps do not change; None without a position."""
         contents, keeping = self._contents, self._keeping
         moment = StateVersion(self._epoch, keeping.generation, self._first + self._of_epoch, fit=self._fit)
         passes = keeping.queue.passes_before_current
         position = self._position(moment.name, passes)
-        if self._totals is None or self._optimizers != contents.built_optimizers():
-            self._optimizers = contents.built_optimizers()
-            self._variables = contents.variables()
-            self._totals = Totals(contents.strategy, contents.metrics())
-        mine = [self._busy, self._cost, float(keeping.request.asked), float(position is None), passes, passes**2]
-        counted, (busy, cost, asked, lacking, mean, of_squares) = self._totals.read(mine)
-        if position is None or lacking > 0 or of_squares - mean**2 > _ROUNDING:
-            self._schedule.postponed(self._steps)
-            return
-        if steps := self._steps - self._since:  # none if the last step was saved, and is to be kept as the last one
-            self._schedule.saved(self._steps, per_step=busy / steps, cost=cost)
-        self._since, self._busy = self._steps, 0.0
-        arrays = [*contents.own(self._variables), *counted]
-        rest = encode(replace(contents.rest(arrays, len(self._variables)), refused=keeping.queue.refused))
-        position = replace(position, waits=asked > 0)  # on any worker
-        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, position, is_last=is_last)
-        self._cost = time.perf_counter() - began
-        if position.waits or is_last:
-            self.await_writer()
-        if is_last and keeping.writes and keeping.rows is not None and not keeping.rows.await_kept(moment.name):
-            _log.warning("the rows of the last state are not known: resume= would continue from an earlier one")
-        if position.waits:
-            keeping.request.pause()
+        if position is None:
+            return None
+        rest = replace(contents.rest([], len(self._variables)), refused=keeping.queue.refused)
+        return Snapshot(moment, passes, contents.own(self._variables), rest, position)
 
-    def _write(
-        self,
-        moment: StateVersion,
-        passes: int,
-        arrays: list[Any],
-        rest: bytes,
-        position: PositionHeld,
-        *,
-        is_last: bool,
-    ) -> float:
-        """Write a state, and report it to the driver; return the seconds of one of the processors that it took."""
-        began, keeping = time.thread_time(), self._keeping  # it waits for the training's thread most of the time
-        stored = keeping.store_if_due(moment, passes, arrays, rest, waits=is_last or position.waits)
-        if keeping.keep(moment, passes, arrays, rest) or stored:
+    def _write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> None:
+        """Write a state, and report it to the driver."""
+        keeping, position = self._keeping, snapshot.position
+        of = snapshot.moment, snapshot.passes, arrays, rest
+        stored = keeping.store_if_due(*of, waits=self._is_last or position.waits)
+        if keeping.keep(*of) or stored:
             keeping.queue.tell_held(replace(position, stored=stored))
-        return (time.thread_time() - began) / (os.cpu_count() or 1)
 
-    def await_writer(self) -> None:
-        """Wait until the last state was written, as before the next one, and before that of a whole epoch."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            self._cost += writing.result()
+    def finish(self) -> None:
+        """Wait until the last state was written, as before that of a whole epoch."""
+        self._rounds.finish()
 
 
 def _lines_of(logger: Any) -> int:

@@ -190,7 +190,7 @@ class LastState:
             with open(self._said, "wb") as file:
                 file.write(b"1")
             _log.warning(
-                "fit's state of %.1f GB does not fit into the free memory of %.1f GB: this node keeps it in a file "
+                "the state of %.1f GB does not fit into the free memory of %.1f GB: this node keeps it in a file "
                 "on its host's disk, and saves less often",
                 size / 1e9,
                 free / 1e9,

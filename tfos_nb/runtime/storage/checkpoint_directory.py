@@ -6,7 +6,7 @@
         00000003/                3 epochs
             …                    the files of the state
             place.json           {"epoch": 3, "generation": 1, "written": 1764360000}
-        00000003-0001-000002/    within epoch 4: epochs, generation, a number in the generation
+        00000003-0001-00000002/  within epoch 4: epochs, generation, a number in the generation
         .part-…                  a checkpoint that is being written; renamed when it is complete
         fit/                     states of ``fit``, in the same form; of the second one in ``fit-2``
         state-3/                 a backup of Keras' ``BackupAndRestore``, renamed when it is complete
