@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import socketserver
 import stat
 import threading
 import time
@@ -300,6 +301,34 @@ def test_a_process_on_an_executor_has_gone_if_its_host_says_so(served: Any) -> N
         tfos_nb.attach("mnist")
     place.forget()
     assert tfos_nb.clusters() == []
+
+
+class Greeting(socketserver.BaseRequestHandler):
+    """A program that does not speak TLS."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"220 ready\r\n")
+
+
+@pytest.mark.parametrize("served", ["by a door"], indirect=True)
+@pytest.mark.parametrize("speaks_tls", [False, True])
+def test_a_process_on_an_executor_has_gone_if_another_program_has_its_port(served: Any, speaks_tls: bool) -> None:
+    cluster, methods, _ = served
+    methods["close_door"]()
+    port = cluster._place.door["port"]
+    if speaks_tls:
+        other: Any = Door(CallDesk(methods), host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
+        other.open()
+        close = other.close
+    else:
+        other = socketserver.ThreadingTCPServer(("127.0.0.1", port), Greeting)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        close = other.shutdown
+    with pytest.raises(ClusterClosed, match="has gone without a result"):
+        cluster.logs()
+    with pytest.raises(PlanError, match="has gone without a result"):
+        tfos_nb.attach("mnist")
+    close()
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)

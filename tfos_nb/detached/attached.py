@@ -69,6 +69,10 @@ def attach(name: str = "", spark: SparkSession | None = None) -> AttachedCluster
     PlanError
         If there is none, several are possible, its process has gone, or runs another version of this package or on
         another host.
+    ClusterClosed
+        If its process goes at this moment.
+    NotReached
+        If its process is on an executor, and does not answer at the moment.
 
     Examples
     --------

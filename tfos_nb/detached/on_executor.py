@@ -18,6 +18,7 @@ import math
 import os
 import pickle
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -68,6 +69,7 @@ _LOOK_SECONDS, _LOOK_SECONDS_MOST = 0.02, 0.5
 _PAUSE_BY_TASKS = 4.0  # seconds between two tasks that ask for the same answer
 _AGAIN_AFTER, _AGAIN_FOR = 2.0, 600.0  # seconds, if the process is not reached; a host that sleeps does not count them
 _DIRECT_AGAIN_AFTER = 60.0  # seconds
+_NO_TLS = ("HTTP_REQUEST", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER")  # OpenSSL's reasons
 _GONE, _UNREACHED = "ConnectionError", "NotReached"
 _SLOT_WITHIN = 60.0  # seconds for a task's slot
 _STARTED_WITHIN = 360.0
@@ -161,7 +163,7 @@ class CallTask:
             try:
                 yield _row(_ask(door, decode(self.question), _ASKED_FOR))
             except grpc.RpcError as error:
-                kind = _GONE if refuses(self.door.host, self.door.port) else _UNREACHED
+                kind = _GONE if _has_gone(self.door) else _UNREACHED
                 yield _row(Raised(kind, str(error.code().name)))
 
 
@@ -267,8 +269,8 @@ class RemoteCalls:
         self._direct_from = math.inf if stated_relay() == "1" else 0.0  # monotonic time
         if self.by_tasks or _is_reached(self._door):
             return
-        if refuses(self._door.host, self._door.port):
-            raise ConnectionError("no process listens there")
+        if _has_gone(self._door):
+            raise ConnectionError("the process does not listen there")
         self._by_tasks_for_now()
         if self._session_for_tasks() is None:
             raise PlanError(
@@ -342,8 +344,8 @@ class RemoteCalls:
             try:
                 return _ask(self._client, question, _ASKED_FOR)
             except grpc.RpcError as error:
-                if refuses(self._door.host, self._door.port):
-                    raise ConnectionError("no process listens there") from None
+                if _has_gone(self._door):
+                    raise ConnectionError("the process does not listen there") from None
                 self._by_tasks_for_now()
                 if self._session_for_tasks() is None:
                     raise NotReached(self._unanswered(error.code().name)) from None
@@ -378,6 +380,19 @@ class RemoteCalls:
     def _unanswered(self, why: str) -> str:
         where = f"{self._door.host}:{self._door.port}"
         return f"{self._place.name}: its process at {where} does not answer at the moment ({why}). It may still train"
+
+
+def _has_gone(door: DoorAddress) -> bool:
+    """Whether no process listens at a door's address any more, or another program does, which has taken the port."""
+    if refuses(door.host, door.port):
+        return True
+    try:
+        shown = ssl.get_server_certificate((door.host, door.port), timeout=_REACHED_WITHIN)
+    except ssl.SSLError as error:
+        return error.reason in _NO_TLS
+    except OSError:
+        return False
+    return ssl.PEM_cert_to_DER_cert(shown) != ssl.PEM_cert_to_DER_cert(door.certificate.decode())
 
 
 def _is_reached(door: DoorAddress) -> bool:

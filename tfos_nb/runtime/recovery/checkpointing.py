@@ -6,7 +6,8 @@
         00000003/                state.index, state.data-…: TensorFlow's own checkpoint
         00000003-0001-00000002/  the same, in the middle of a pass: epoch, generation, number in the generation
 
-In a remote store, a local copy is uploaded while the training goes on.
+In a remote store, a local copy is uploaded while the training goes on. With ``in_memory=True`` a state is in the memory
+of all nodes (recovery.loop_states); the later one of both counts.
 
 All nodes of a generation continue from the same state: the newest one of an earlier generation. States that other nodes
 have saved meanwhile do not count. The state is kept until the generation is over.
