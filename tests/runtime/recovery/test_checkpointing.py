@@ -279,3 +279,11 @@ def test_rows_must_be_a_non_negative_number(far: type[Far], counter: Any, rows: 
 def test_a_step_must_be_a_number_of_steps_and_without_rows(counter: Any, step: Any, rows: Any) -> None:
     with pytest.raises(ValueError, match="step must be the number of steps since the last whole epoch, 0 or more, got"):
         Node().checkpoint(counter=counter, epoch=1, step=step, rows=rows)
+
+
+def test_a_state_in_memory_is_one_within_an_epoch(counter: Any) -> None:
+    with pytest.raises(ValueError, match=r"in_memory=True keeps states within an epoch: give step="):
+        Node().checkpoints.keep(None, {"counter": counter}, epoch=1, rows=None)
+    with pytest.raises(ValueError, match="step must be the number of steps since the last whole epoch"):
+        Node().checkpoints.keep(None, {"counter": counter}, epoch=1, rows=3, step=3)
+    Node().checkpoints.keep(None, {"counter": counter}, epoch=1, rows=None, step=3)  # nowhere, without restarts

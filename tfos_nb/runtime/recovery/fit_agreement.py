@@ -21,6 +21,7 @@ from tfos_nb.runtime.recovery.fit_contents import (
     dtype_of,
     is_read_over_replicas,
     parts_of,
+    value_of,
 )
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 
@@ -302,7 +303,7 @@ class Totals:
 
     def take(self, numbers: Sequence[float]) -> Taken:
         """Return this worker's numbers, and its variables' values; not copied on a CPU (:func:`array_of`)."""
-        values = (tuple(part.value() for part in parts_of(self._strategy, one)) for one in self._variables)
+        values = (tuple(value_of(part) for part in parts_of(self._strategy, one)) for one in self._variables)
         return Taken(tuple(numbers), tuple(values))
 
     def read(self, taken: Taken) -> tuple[list[Any], list[float]]:

@@ -42,6 +42,7 @@ __all__ = [
     "random_states",
     "restore_random",
     "shapes_of",
+    "value_of",
 ]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -118,6 +119,8 @@ class FitContents:
         self.model = model
         self._callbacks = callbacks
         self._before: list[dict[str, bytes]] = []
+        self._optimizers: dict[str, Any] = {}  # by name, as found last
+        self._trained: dict[str, list[int]] = {}  # by those that were built then: places of their variables
         self.steps: dict[int, int] = {}
 
     @property
@@ -133,9 +136,10 @@ class FitContents:
 
     def variables(self) -> list[Any]:
         """Return TensorFlow's variables of the model and its optimizers, in the order of the program."""
+        self._find_optimizers()
         counted = {id(variable) for metric in self.model.metrics for variable in metric.variables}
         found = {id(one): one for one in self.model.variables}
-        for optimizer in _optimizers(self.model).values():
+        for optimizer in self._optimizers.values():
             slots: Any = getattr(optimizer, "variables", [])
             found |= {id(one): one for one in (slots() if callable(slots) else slots)}
         return [of_tensorflow(one) for key, one in found.items() if key not in counted]
@@ -151,19 +155,13 @@ class FitContents:
 
     def rest(self, arrays: Sequence[Any], counted: int) -> StateMetadata:
         """Return the current state apart from its arrays, of which ``counted`` are variables."""
-        places = {id(one): place for place, one in enumerate(self.model.variables)}
-        optimizers = {
-            name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
-            for name, optimizer in _optimizers(self.model).items()
-            if getattr(optimizer, "built", True)
-        }
         callbacks = [
             (_name(callback), _changed(_attributes(callback), before))
             for callback, before in zip(self._callbacks, self._before, strict=True)
         ]
         return StateMetadata(
             counted,
-            optimizers,
+            self._trained,
             callbacks,
             index=shapes_of(arrays),
             steps=dict(self.steps),
@@ -171,8 +169,19 @@ class FitContents:
         )
 
     def built_optimizers(self) -> list[str]:
-        """Return the names of the optimizers that have variables by now."""
-        return [name for name, one in _optimizers(self.model).items() if getattr(one, "built", True)]
+        """Return the names of the optimizers that have variables by now, of those that the model had last time."""
+        if not self._optimizers:
+            self._find_optimizers()
+        return [name for name, one in self._optimizers.items() if getattr(one, "built", True)]
+
+    def _find_optimizers(self) -> None:
+        places = {id(one): place for place, one in enumerate(self.model.variables)}
+        self._optimizers = _optimizers(self.model)
+        self._trained = {
+            name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
+            for name, optimizer in self._optimizers.items()
+            if getattr(optimizer, "built", True)
+        }
 
     # --- restore ---
 
@@ -300,7 +309,14 @@ def assign_totals(strategy: Any, variables: Sequence[Any], arrays: Sequence[Any]
 
 def own_value(strategy: Any, variable: Any) -> Any:
     """Return this process's value of a variable as a NumPy array, not to be written to: that of its first device."""
-    return array_of(parts_of(strategy, variable)[0].value())
+    return array_of(value_of(parts_of(strategy, variable)[0]))
+
+
+def value_of(part: Any) -> Any:
+    """Return a variable's value on its device: as its ``value()``, but in half the time, as no gradient needs it."""
+    import tensorflow as tf
+
+    return tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype)
 
 
 def array_of(value: Any) -> Any:

@@ -62,6 +62,10 @@ class SaveSchedule:
         """Whether to save after a step; they are counted over all epochs."""
         return step >= self._next
 
+    def begun(self, step: int) -> None:
+        """Record that the state after ``step`` is being saved; what that costs is not known yet."""
+        self._next = step + self.interval
+
     def saved(self, step: int, *, per_step: float, cost: float) -> None:
         """Record that the state was saved after ``step``; a step takes ``per_step`` seconds, and saving ``cost``."""
         wanted = math.ceil(max(cost / _PART, self._least) / max(per_step, 1e-6))

@@ -139,6 +139,7 @@ class StateRounds:
         """
         waits = is_last or self._is_wanted or not self._schedule.answer_steps
         self._begin(snapshot, passes, has_state=True, waits=waits)
+        self._schedule.begun(self.steps)
         self._since, self._busy = self.steps, 0.0
         self._cost = time.perf_counter() - began
         return self._answer() if waits else None
