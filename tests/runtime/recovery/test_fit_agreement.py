@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -148,25 +149,20 @@ class OfReplicas:
         self.dtype, self.shape = self.values[0].dtype, self.values[0].shape
 
 
-def test_metrics_are_those_of_all_replicas_and_are_taken_before_they_are_added_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_metrics_are_those_of_all_replicas_and_are_taken_before_they_are_added_up() -> None:
     import tensorflow as tf
 
     of, sums = tf.VariableAggregation, Sums(2)
 
     def take_part(index: int) -> tuple[list[Any], list[float]]:
-        worker = Worker(index, 2, Meeting(2))
-        monkeypatch.setattr(worker, "total_apart", lambda vectors: sums.of(index, *vectors))
-        strategy = Replicas()
-        strategy._tfos_workers = worker  # type: ignore[attr-defined]
+        workers: Any = SimpleNamespace(count=2, index=index, total=lambda vectors: sums.of(index, *vectors))
         variables = [
             OfReplicas([[1.5, 2.0 + index], [0.25, 0.0]], of.SUM),
             OfReplicas([10 + index, 20], of.SUM, "int64"),
             OfReplicas([1.0, 3.0 + index], of.MEAN, "bfloat16"),
             OfReplicas([[7.0 + index], [9.0]], of.ONLY_FIRST_REPLICA),
         ]
-        totals = Totals(strategy, variables)
+        totals = Totals(Replicas(), variables, workers)
         taken = totals.take([float(index), 5.0])
         for variable in variables:
             for part in variable.values:

@@ -31,7 +31,7 @@ class Training:
         self.written: list[tuple[int, bool]] = []
         self.may_write = threading.Event()
         self.may_write.set()
-        strategy = SimpleNamespace(num_replicas_in_sync=1, experimental_local_results=lambda one: (one,))
+        strategy = SimpleNamespace(num_replicas_in_sync=1, experimental_local_results=lambda one: (one,), extended=None)
         self.rounds = StateRounds(strategy, self.request, 1, self.write)
         self.rounds.sum_up([])
         self.has_position, self.cost = True, 0.0

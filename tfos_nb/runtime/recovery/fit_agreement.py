@@ -6,6 +6,7 @@ it to those that do not have it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +26,13 @@ from tfos_nb.runtime.recovery.fit_contents import (
 )
 from tfos_nb.runtime.recovery.memory_state import State, StateVersion
 
-__all__ = ["Agreed", "AnyWorker", "Totals", "agree"]
+__all__ = ["Agreed", "AnyWorker", "Totals", "WorkersBeside", "agree"]
 
 _STEP_BITS, _GENERATION_BITS = 28, 12
 _WORD = 8  # bytes of the integers as which other bytes are sent
 _SHORT = 64  # words
 _ATTRIBUTE = "_tfos_workers"  # of a strategy
-_GROUP = 1 << 20  # TensorFlow counts the groups of devices from 1
+_GROUPS_BESIDE, _GROUPS_OF_A_STRATEGY = 1 << 10, 1 << 10  # TensorFlow itself counts groups of devices from 1
 _PIECE = (64 << 20) // _WORD  # of a sum, in words: each needs memory of its own on every device
 
 
@@ -180,8 +181,7 @@ class _Workers:
         self.count = strategy.num_replicas_in_sync // self._replicas
         self.index = int(getattr(strategy.extended, "_id_in_cluster", 0))
         self._on_all = tf.function(self._run, autograph=False)
-        self._on_cpus = tf.function(self._run_apart, autograph=False)
-        self._apart = 1  # number of the next sum in another thread
+        self._groups = itertools.count(1)
 
     @classmethod
     def of(cls, strategy: Any) -> _Workers:
@@ -191,6 +191,10 @@ class _Workers:
             found = cls(strategy)
             setattr(strategy, _ATTRIBUTE, found)
         return found
+
+    def groups(self) -> int:
+        """Return a number for another group of the same workers."""
+        return next(self._groups)
 
     def numbers(self, mine: Sequence[int]) -> Any:
         """Return the numbers of all workers, a row for each."""
@@ -229,30 +233,6 @@ class _Workers:
         is_first = tf.cast(context.replica_id_in_sync_group, tf.int32) % self._replicas == 0  # of its worker
         return context.all_reduce(tf.distribute.ReduceOp.SUM, words * tf.cast(is_first, tf.int64))
 
-    def total_apart(self, vectors: Sequence[Any]) -> list[Any]:
-        """Return the sums of vectors of all workers, in another thread than the training's.
-
-        TensorFlow numbers the sums of a group of devices as they are made, so those of two threads would be mixed up.
-        These are of a group of their own: the workers' CPUs.
-        """
-        import tensorflow as tf
-
-        keys = range(self._apart, self._apart + len(vectors))
-        self._apart += len(vectors)
-        given = [(tf.constant(key), tf.constant(vector)) for key, vector in zip(keys, vectors, strict=True)]
-        return [total.numpy() for total in self._on_cpus(given)]
-
-    def _run_apart(self, given: Sequence[tuple[Any, Any]]) -> list[Any]:
-        import tensorflow as tf
-
-        base = getattr(self._strategy.extended, "_collective_key_base", 0)  # by which strategies are told apart
-        group = {"group_key": _GROUP + base, "group_size": self.count, "ordering_token": []}
-        how = {"merge_op": "Add", "final_op": "Id", "communication_hint": "ring"}
-        with tf.device("/device:CPU:0"):
-            return [
-                tf.raw_ops.CollectiveReduceV2(input=vector, instance_key=key, **group, **how) for key, vector in given
-            ]
-
 
 class AnyWorker:
     """Tell all workers whether any of them says yes. All workers must ask after the same step.
@@ -269,6 +249,56 @@ class AnyWorker:
     def says(self, mine: bool) -> bool:
         """Return whether this worker or another one says yes."""
         return mine if self._workers is None else bool(self._workers.total([int(mine)])[0])
+
+
+class WorkersBeside:
+    """The workers of a strategy, which add up vectors in other threads than the training's.
+
+    TensorFlow numbers the sums of a group of devices as they are made. So those of two threads would be mixed up, and
+    each thread has a group of its own: the workers' CPUs. All workers make this object after the same steps, and the
+    same calls of it in the same order.
+
+    Parameters
+    ----------
+    strategy : tf.distribute.Strategy
+        The strategy.
+
+    Attributes
+    ----------
+    count, index : int
+        How many workers there are, and which one this is.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        workers = _Workers.of(strategy) if strategy.num_replicas_in_sync > 1 else None
+        self.count: int = workers.count if workers is not None else 1
+        self.index: int = workers.index if workers is not None else 0
+        base = getattr(strategy.extended, "_collective_key_base", 0)  # by which TensorFlow tells strategies apart
+        self._group = (_GROUPS_BESIDE + base) * _GROUPS_OF_A_STRATEGY + (workers.groups() if workers is not None else 0)
+        self._sums = 0
+        self._on_cpus: Any = None
+
+    def total(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return the sums of vectors of all workers."""
+        import tensorflow as tf
+
+        if self.count == 1:
+            return list(vectors)
+        self._on_cpus = self._on_cpus or tf.function(self._run, autograph=False)
+        keys = range(self._sums, self._sums + len(vectors))
+        self._sums += len(vectors)
+        given = [(tf.constant(key), tf.constant(vector)) for key, vector in zip(keys, vectors, strict=True)]
+        return [total.numpy() for total in self._on_cpus(given)]
+
+    def _run(self, given: Sequence[tuple[Any, Any]]) -> list[Any]:
+        import tensorflow as tf
+
+        group = {"group_key": self._group, "group_size": self.count, "ordering_token": []}
+        how = {"merge_op": "Add", "final_op": "Id", "communication_hint": "ring"}
+        with tf.device("/device:CPU:0"):
+            return [
+                tf.raw_ops.CollectiveReduceV2(input=vector, instance_key=key, **group, **how) for key, vector in given
+            ]
 
 
 @dataclass(frozen=True)
@@ -292,14 +322,15 @@ class Totals:
         The strategy.
     variables : sequence of tf.Variable
         Variables of metrics, each replica's own or equal on all.
+    workers : WorkersBeside
+        The workers.
     """
 
-    def __init__(self, strategy: Any, variables: Sequence[Any]) -> None:
+    def __init__(self, strategy: Any, variables: Sequence[Any], workers: WorkersBeside) -> None:
         self._strategy = strategy
         self._variables = list(variables)
         self._counted = [place for place, one in enumerate(variables) if is_read_over_replicas(one)]
-        workers = _Workers.of(strategy) if strategy.num_replicas_in_sync > 1 else None
-        self._others = workers if workers is not None and workers.count > 1 else None
+        self._workers = workers
 
     def take(self, numbers: Sequence[float]) -> Taken:
         """Return this worker's numbers, and its variables' values; not copied on a CPU (:func:`array_of`)."""
@@ -310,13 +341,10 @@ class Totals:
         """Return the variables' values, as NumPy arrays, and the means of the workers' numbers."""
         arrays = [array_of(parts[0]) for parts in taken.values]
         own = [self._of_this_worker(self._variables[place], taken.values[place]) for place in self._counted]
-        numbers = np.asarray(taken.numbers, np.float64)
-        if self._others is not None:
-            numbers, *own = _summed([numbers, *own], self._others.total_apart)
-            numbers = numbers / self._others.count
+        numbers, *own = _summed([np.asarray(taken.numbers, np.float64), *own], self._workers.total)
         for place, total in zip(self._counted, own, strict=True):
             arrays[place] = total.astype(arrays[place].dtype)
-        return arrays, numbers.tolist()
+        return arrays, (numbers / self._workers.count).tolist()
 
     def _of_this_worker(self, variable: Any, parts: Sequence[Any]) -> Any:
         """Return what this worker's replicas add to the value of all."""
@@ -328,7 +356,7 @@ class Totals:
             return np.sum(values, axis=0)
         if variable.aggregation == tf.VariableAggregation.MEAN:
             return (np.sum(values, axis=0) / self._strategy.num_replicas_in_sync).astype(kind)
-        return np.zeros_like(values[0]) if self._others is not None and self._others.index else values[0]
+        return np.zeros_like(values[0]) if self._workers.index else values[0]
 
 
 def _summed(arrays: Sequence[Any], total: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.positions import PositionHeld
-from tfos_nb.runtime.recovery.fit_agreement import Taken, Totals
+from tfos_nb.runtime.recovery.fit_agreement import Taken, Totals, WorkersBeside
 from tfos_nb.runtime.recovery.fit_contents import StateMetadata, shapes_of
 from tfos_nb.runtime.recovery.memory_state import StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
@@ -102,6 +102,8 @@ class StateRounds:
         self._thread = ThreadPoolExecutor(1, "tfos_nb state")
         self._round: _Round | None = None
         self._totals: Totals | None = None
+        self._workers = WorkersBeside(strategy)
+        self._of_looks = Totals(strategy, [], self._workers)
         self._is_wanted = False  # a state, by the driver, as all workers know
         self.steps = 0
         self._since = 0  # the step of the last round with a state
@@ -117,7 +119,7 @@ class StateRounds:
         self._busy += time.perf_counter() - self._began
         self.steps += 1
         is_due = self._schedule.is_due(self.steps)
-        if not is_due and self._schedule.is_look_due(self.steps) and self._totals is not None:
+        if not is_due and self._schedule.is_look_due(self.steps):
             self._look()
         is_answer_due = self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps
         return (is_answer_due and self.finish()) or is_due
@@ -129,7 +131,7 @@ class StateRounds:
 
     def sum_up(self, metrics: Sequence[Any]) -> None:
         """Save these variables of metrics, over all workers; no round may be under way."""
-        self._totals = Totals(self._strategy, metrics)
+        self._totals = Totals(self._strategy, metrics, self._workers)
 
     def save(self, snapshot: Snapshot | None, passes: int, *, began: float, is_last: bool = False) -> Answer | None:
         """Save the state after the last step, if all workers have a snapshot of it, and have made so many ``passes``.
@@ -137,8 +139,9 @@ class StateRounds:
         ``is_last``: the training is left after it. ``began`` is the time at which the snapshot was begun. Return the
         answer, if it is known: if the state was wanted, or is the last one.
         """
+        assert self._totals is not None, "its variables are known"
         waits = is_last or self._is_wanted or not self._schedule.answer_steps
-        self._begin(snapshot, passes, has_state=True, waits=waits)
+        self._begin(self._totals, snapshot, passes, has_state=True, waits=waits)
         self._schedule.begun(self.steps)
         self._since, self._busy = self.steps, 0.0
         self._cost = time.perf_counter() - began
@@ -156,12 +159,11 @@ class StateRounds:
         """Ask all workers whether the driver wants a state of any of them."""
         self.finish()
         self._schedule.looked(self.steps)
-        self._begin(None, 0, has_state=False, waits=False)
+        self._begin(self._of_looks, None, 0, has_state=False, waits=False)
 
-    def _begin(self, snapshot: Snapshot | None, passes: int, *, has_state: bool, waits: bool) -> None:
-        assert self._totals is not None, "its variables are known"
+    def _begin(self, totals: Totals, snapshot: Snapshot | None, passes: int, *, has_state: bool, waits: bool) -> None:
         mine = self._busy, self._cost, float(self._request.asked), float(snapshot is None), passes, passes**2
-        answer = self._thread.submit(self._made, self._totals, self._totals.take(mine), snapshot, waits)
+        answer = self._thread.submit(self._made, totals, totals.take(mine), snapshot, waits)
         self._round = _Round(self.steps, self.steps - self._since, has_state, answer)
 
     def _made(self, totals: Totals, taken: Taken, snapshot: Snapshot | None, waits: bool) -> Answer:
