@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -10,7 +11,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -316,19 +316,19 @@ def test_a_process_on_an_executor_has_gone_if_another_program_has_its_port(serve
     cluster, methods, _ = served
     methods["close_door"]()
     port = cluster._place.door["port"]
-    if speaks_tls:
-        other: Any = Door(CallDesk(methods), host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
-        other.open()
-        close = other.close
-    else:
-        other = socketserver.ThreadingTCPServer(("127.0.0.1", port), Greeting)
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        close = other.shutdown
-    with pytest.raises(ClusterClosed, match="has gone without a result"):
-        cluster.logs()
-    with pytest.raises(PlanError, match="has gone without a result"):
-        tfos_nb.attach("mnist")
-    close()
+    with contextlib.ExitStack() as stack:
+        if speaks_tls:
+            door = Door(CallDesk(methods), host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
+            door.open()
+            stack.callback(door.close)
+        else:
+            other = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", port), Greeting))
+            threading.Thread(target=other.serve_forever, daemon=True).start()
+            stack.callback(other.shutdown)
+        with pytest.raises(ClusterClosed, match="has gone without a result"):
+            cluster.logs()
+        with pytest.raises(PlanError, match="has gone without a result"):
+            tfos_nb.attach("mnist")
 
 
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
@@ -466,7 +466,7 @@ def test_the_end_of_a_with_block_ends_the_feed_of_a_cluster_that_this_kernel_fee
     attached, methods, stops = served
     ends: list[str] = []
     methods.update(end_feed=lambda: ends.append("end"), train=lambda **given: None)
-    with pytest.raises(error) if error is not None else nullcontext(), attached as cluster:
+    with pytest.raises(error) if error is not None else contextlib.nullcontext(), attached as cluster:
         assert cluster is attached
         if error is not None:
             raise error

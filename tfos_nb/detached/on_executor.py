@@ -383,7 +383,10 @@ class RemoteCalls:
 
 
 def _has_gone(door: DoorAddress) -> bool:
-    """Whether no process listens at a door's address any more, or another program does, which has taken the port."""
+    """Whether no process listens at a door's address any more, or another program has taken the port.
+
+    That is known of a program that answers without TLS, or with another certificate.
+    """
     if refuses(door.host, door.port):
         return True
     try:

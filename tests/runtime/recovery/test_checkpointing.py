@@ -60,6 +60,7 @@ class Node:
         rows: Any = SimpleNamespace(
             resume=lambda *place, **more: self.told.append(place),
             hold=lambda *place, **more: self.told.append(place),
+            rows_after=lambda step: 32 * step,
         )
         self.checkpoints = Checkpoints(
             lambda: self.checkpoint_dir,

@@ -12,7 +12,7 @@ import pytest
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.positions import PositionHeld
-from tfos_nb.runtime.recovery.loop_states import LoopStates, name_of
+from tfos_nb.runtime.recovery.loop_states import LoopStates, name_in_memory
 from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 
@@ -36,7 +36,7 @@ class Node:
         """Save after the second step, which is the first one after which a state is due."""
         states = states or self.states()
         for _ in range(2):
-            states.step_has_ended(objects, 3, lambda: step, lambda epoch: StateVersion(epoch, 1, step))
+            states.step_has_ended(objects, 3, step, lambda epoch: StateVersion(epoch, 1, step))
         states.finish()
 
 
@@ -86,9 +86,10 @@ def test_only_a_state_counts_that_is_known_and_later_than_that_on_the_disk(node:
     assert node.states(1).restore(objects, None) is None, "it is of this generation"
     node.save(objects, 40)
     assert node.states(2).restore(objects, StateVersion(4)) is None
-    node.held = ["fit/00000003-0001-00000040"]
-    assert node.states(2).restore(objects, None) is None
-    node.held = [name_of(StateVersion(3, 1, 40))]
+    for name in ("fit/00000003-0001-00000040", "00000003-0001-00000040"):
+        node.held = [name]
+        assert node.states(2).restore(objects, None) is None, "it is of a fit, or on the disk"
+    node.held = [name_in_memory(StateVersion(3, 1, 40))]
     assert node.states(2).restore(objects, None) is None, "it was dropped as training went on from an earlier one"
 
 
@@ -117,11 +118,48 @@ def test_what_cannot_be_kept_in_memory_is_refused_at_once(node: Node) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             node.save(objects, 1)
-    with pytest.raises(ValueError, match=r"These 2 have variables of a _?\w*Strategy\w*: call ctx\.checkpoint without"):
+    said = r"this one of 2 have variables of a \w*Strategy\w*, or none yet: make them under ctx\.strategy\('sync'\)"
+    with pytest.raises(ValueError, match=said):
         node.save({"count": tf.Variable(0)}, 1, node.states(workers=2))
 
 
-def test_without_restarts_nothing_is_kept() -> None:
-    states = LoopStates(None, SimpleNamespace(), SaveRequest(), workers=1, generation=1, held_states=())
-    states.step_has_ended({"table": object()}, 0, lambda: 1, lambda epoch: StateVersion(epoch, 1, 1))
+def test_objects_that_the_disk_alone_can_keep_are_restored_from_there(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    import tensorflow as tf
+
+    node.save({"count": tf.Variable(1)}, 40)
+    table = {"table": tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)}
+    assert node.states(2).restore(table, StateVersion(3)) is None
+    assert "Training continues from the state on the disk" in caplog.text
+    with pytest.raises(ValueError, match="table is a MutableHashTable"):
+        node.states(2).restore(table, None)
+    node.held = ["00000003-0001-00000040"]
+    assert node.states(2).restore(table, None) is None, "no state in memory is known"
+
+
+def test_a_variable_that_ctx_resume_has_not_seen_is_refused_before_a_loss(node: Node) -> None:
+    import tensorflow as tf
+
+    model, optimizer, _ = trained(0)
+    states = node.states()
+    assert states.restore({"model": model, "optimizer": optimizer}, None) is None
+    optimizer.build(model.trainable_variables)
+    node.save({"model": model, "optimizer": optimizer}, 1, states)
+    assert len(node.held) == 1, "what the optimizer makes with the first step can be restored"
+    with pytest.raises(ValueError, match="late was not among the objects given to ctx.resume"):
+        other = node.states()
+        other.restore({"model": model}, None)
+        node.save({"model": model, "late": tf.Variable(0)}, 1, other)
+
+
+def test_without_restarts_nothing_is_kept_but_objects_are_looked_at() -> None:
+    import tensorflow as tf
+
+    given: dict[str, Any] = {"workers": 1, "generation": 1, "held_states": ()}
+    states = LoopStates(None, SimpleNamespace(), SaveRequest(), **given)
+    states.step_has_ended({"count": tf.Variable(0)}, 0, 1, lambda epoch: StateVersion(epoch, 1, 1))
     assert states.restore({}, None) is None
+    states = LoopStates(None, SimpleNamespace(), SaveRequest(), **given)
+    with pytest.raises(ValueError, match="text is a variable of string"):
+        states.step_has_ended({"text": tf.Variable("a")}, 0, 1, lambda epoch: StateVersion(epoch, 1, 1))

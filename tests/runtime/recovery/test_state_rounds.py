@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,7 @@ from tfos_nb.runtime.recovery import state_rounds
 from tfos_nb.runtime.recovery.fit_contents import StateMetadata
 from tfos_nb.runtime.recovery.memory_state import StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
-from tfos_nb.runtime.recovery.state_rounds import Answer, Snapshot, StateRounds
-
-STEP = 0.01  # seconds
+from tfos_nb.runtime.recovery.state_rounds import Snapshot, StateRounds
 
 
 class Training:
@@ -29,29 +28,31 @@ class Training:
         monkeypatch.setattr(state_rounds.time, "perf_counter", lambda: self.now)
         self.request = SaveRequest()
         self.written: list[tuple[int, bool]] = []
+        self.write_fails = False
         self.may_write = threading.Event()
         self.may_write.set()
         strategy = SimpleNamespace(num_replicas_in_sync=1, experimental_local_results=lambda one: (one,), extended=None)
         self.rounds = StateRounds(strategy, self.request, 1, self.write)
         self.rounds.sum_up([])
-        self.has_position, self.cost = True, 0.0
+        self.has_position, self.cost, self.seconds = True, 0.0, 0.01
 
-    def write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> None:
+    def write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> bool:
         assert self.may_write.wait(30)
         self.written.append((snapshot.moment.step, snapshot.position.waits))
+        return not self.write_fails
 
-    def step(self) -> Answer | None:
-        """Make a step, and save after it if that is due; return the answer that was waited for."""
+    def step(self) -> bool:
+        """Make a step, and save after it if that is due; return whether no step may follow."""
         self.rounds.step_begins()
-        self.now += STEP
+        self.now += self.seconds
         if not self.rounds.step_has_ended():
-            return None
+            return False
         self.rounds.finish()
         moment = StateVersion(0, 1, self.rounds.steps)
         snapshot = Snapshot(moment, 0, [np.arange(3.0)], StateMetadata(1), PositionHeld("worker:0", 1, moment.name, {}))
-        return self.rounds.save(snapshot if self.has_position else None, 0, began=self.now - self.cost)
+        return self.rounds.save(snapshot if self.has_position else None, began=self.now - self.cost)
 
-    def steps_until(self, step: int) -> Iterator[Answer | None]:
+    def steps_until(self, step: int) -> Iterator[bool]:
         while self.rounds.steps < step:
             yield self.step()
 
@@ -61,20 +62,28 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     return Training(monkeypatch)
 
 
-def test_training_goes_on_while_a_state_is_written(training: Training) -> None:
-    list(training.steps_until(30))
+@pytest.mark.parametrize(
+    ("seconds", "cost"),
+    [(0.01, 0.004), (0.01, 0.005), (0.02, 0.004), (0.05, 0.008), (0.01, 0.02), (0.3, 0.03), (2.0, 0.1)],
+)
+def test_training_goes_on_while_a_state_is_written(training: Training, seconds: float, cost: float) -> None:
+    training.seconds, training.cost = seconds, cost
+    wanted = max(1, round(max(cost / 0.01, 0.1) / seconds))
+    list(training.steps_until(60 + 10 * wanted))
     training.rounds.finish()
-    assert training.written[:2] == [(2, False), (10, False)]
-    done = len(training.written)
+    saved = [step for step, _ in training.written]
+    interval = saved[-1] - saved[-2]
+    assert interval >= wanted, "and a thread's own milliseconds count, too"
+    list(training.steps_until(saved[-1] + interval - 3))
     training.may_write.clear()
     with ThreadPoolExecutor(1) as beside:
-        going = beside.submit(lambda: list(training.steps_until(39)))
-        assert going.result(30) == [None] * 9, "within 0.1 s after the save, no step waits"
-        assert len(training.written) == done
+        going = beside.submit(lambda: list(training.steps_until(saved[-1] + 2 * interval - 3)))
+        assert not any(going.result(30)), "no step waits until the next state is due"
         training.may_write.set()
-    list(training.steps_until(50))
+    list(training.steps_until(saved[-1] + 5 * interval))
     training.rounds.finish()
-    assert len(training.written) > done
+    again = [step for step, _ in training.written][len(saved) :]
+    assert all(abs(later - before - interval) <= 2 for before, later in itertools.pairwise(again))
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.5], ids=["saved often", "seldom, as it takes long"])
@@ -85,7 +94,7 @@ def test_a_state_that_the_driver_wants_is_saved_within_half_a_second_and_waited_
     list(training.steps_until(200))
     training.request.change(True)
     answers = list(training.steps_until(200 + 51))
-    waited = [number for number, answer in enumerate(answers, 201) if answer is not None]
+    waited = [number for number, waits in enumerate(answers, 201) if waits]
     assert waited, "the workers wait for that state"
     step, waits = training.written[[one[0] for one in training.written].index(waited[0])]
     assert (step, waits) == (waited[0], True)
@@ -110,7 +119,16 @@ def test_the_last_state_is_waited_for(training: Training) -> None:
     list(training.steps_until(25))
     training.rounds.finish()
     snapshot = Snapshot(StateVersion(0, 1, 25), 0, [np.arange(3.0)], StateMetadata(1), PositionHeld("a", 1, "", {}))
-    answer = training.rounds.save(snapshot, 0, began=training.now, is_last=True)
-    assert answer is not None
-    assert answer.is_saved
+    assert training.rounds.save(snapshot, began=training.now, is_last=True)
     assert training.written[-1] == (25, False)
+    training.write_fails = True
+    assert not training.rounds.save(snapshot, began=training.now, is_last=True)
+
+
+def test_nobody_waits_for_the_driver_after_a_state_that_could_not_be_written(training: Training) -> None:
+    list(training.steps_until(42))
+    training.request.change(True)
+    training.write_fails = True
+    assert not any(training.steps_until(100))
+    training.write_fails = False
+    assert any(training.steps_until(102)), "it is tried again after each step"

@@ -16,7 +16,6 @@ have saved meanwhile do not count. The state is kept until the generation is ove
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.loop_states import LoopStates, moment_of, name_of
+from tfos_nb.runtime.recovery.loop_states import LoopStates, moment_of, name_in_memory, name_of
 from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
@@ -222,9 +221,8 @@ class Checkpoints:
                 "in_memory=True keeps states within an epoch: give step=, the number of steps since it began. "
                 "Call ctx.checkpoint(…, epoch=) without in_memory=True after a whole epoch"
             )
-        at = self._rows.rows_after if step is not None else int
-        given = step if step is not None else rows
-        self._loop.step_has_ended(_named(model, objects), epoch, functools.partial(at, given or 0), self._next_moment)
+        rows = rows if step is None else self._rows.rows_after(step)
+        self._loop.step_has_ended(_named(model, objects), epoch, rows or 0, self._next_moment)
 
     def _next_moment(self, epoch: int) -> StateVersion:
         """Return when the next state in the middle of a pass is saved.
@@ -288,8 +286,8 @@ class Checkpoints:
         found = [(name, says) for name, says in place.checkpoints() if self._may_go_on(name, says)]
         kept = self._loop.restore(named, moment_of(found[-1][0]) if found else None)
         if kept is not None:
-            self._rows.resume(kept.epoch, name_of(kept))
-            logger.info("continues after epoch %d, from state %s in memory", kept.epoch, name_of(kept))
+            self._rows.resume(kept.epoch, name_in_memory(kept))
+            logger.info("continues after epoch %d, from a state in memory, %s", kept.epoch, name_of(kept))
             return Resumed(kept.epoch)
         if not found:
             return Resumed()

@@ -136,7 +136,7 @@ class FitContents:
 
     def variables(self) -> list[Any]:
         """Return TensorFlow's variables of the model and its optimizers, in the order of the program."""
-        self._find_optimizers()
+        self.find_optimizers()
         counted = {id(variable) for metric in self.model.metrics for variable in metric.variables}
         found = {id(one): one for one in self.model.variables}
         for optimizer in self._optimizers.values():
@@ -171,10 +171,11 @@ class FitContents:
     def built_optimizers(self) -> list[str]:
         """Return the names of the optimizers that have variables by now, of those that the model had last time."""
         if not self._optimizers:
-            self._find_optimizers()
+            self.find_optimizers()
         return [name for name, one in self._optimizers.items() if getattr(one, "built", True)]
 
-    def _find_optimizers(self) -> None:
+    def find_optimizers(self) -> None:
+        """Look for the model's optimizers, which a callback may change."""
         places = {id(one): place for place, one in enumerate(self.model.variables)}
         self._optimizers = _optimizers(self.model)
         self._trained = {

@@ -720,6 +720,7 @@ class _MidEpochSaver:
 
     def begin(self, epoch: int, first: int) -> None:
         """Begin an epoch, or continue it after its step ``first``."""
+        self._contents.find_optimizers()
         self._epoch, self._first, self._lowest = epoch, first, None
         self._done_before, self._of_epoch = self._done_before + self._of_epoch, 0
 
@@ -792,13 +793,12 @@ class _MidEpochSaver:
             self._optimizers, self._variables = contents.built_optimizers(), contents.variables()
             self._rounds.sum_up(contents.metrics())
         snapshot, self._is_last = self._snapshot(), is_last
-        answer = self._rounds.save(snapshot, keeping.queue.passes_before_current, began=began, is_last=is_last)
-        if snapshot is None or answer is None or not answer.is_saved:
+        if not self._rounds.save(snapshot, began=began, is_last=is_last) or snapshot is None:
             return
         rows = keeping.rows if is_last and keeping.writes else None
         if rows is not None and not rows.await_kept(snapshot.moment.name):
             _log.warning("the rows of the last state are not known: resume= would continue from an earlier one")
-        if answer.asked:
+        if self._rounds.is_wanted:
             keeping.request.pause()
 
     def _snapshot(self) -> Snapshot | None:
@@ -812,13 +812,14 @@ class _MidEpochSaver:
         rest = replace(contents.rest([], len(self._variables)), refused=keeping.queue.refused)
         return Snapshot(moment, passes, contents.own(self._variables), rest, position)
 
-    def _write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> None:
-        """Write a state, and report it to the driver."""
+    def _write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> bool:
+        """Write a state, and report it to the driver; return whether it was written anywhere."""
         keeping, position = self._keeping, snapshot.position
         of = snapshot.moment, snapshot.passes, arrays, rest
         stored = keeping.store_if_due(*of, waits=self._is_last or position.waits)
-        if keeping.keep(*of) or stored:
+        if is_kept := keeping.keep(*of) or stored:
             keeping.queue.tell_held(replace(position, stored=stored))
+        return is_kept
 
     def finish(self) -> None:
         """Wait until the last state was written, as before that of a whole epoch."""

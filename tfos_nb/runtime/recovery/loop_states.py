@@ -7,6 +7,7 @@ of two of them the later one is known.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -33,13 +34,16 @@ from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.state_rounds import Snapshot, StateRounds
 
-__all__ = ["LoopStates", "moment_of", "name_of"]
+__all__ = ["LoopStates", "moment_of", "name_in_memory", "name_of"]
 
 _log = logging.getLogger(__name__)
 
 
+_FOLDER = "loop/"  # of their names
+
+
 def name_of(moment: StateVersion) -> str:
-    """Return the name of a state of a loop, on the disk and for the driver; its ``step`` is a number of states.
+    """Return the name of a state of a loop on the disk; its ``step`` is a number of states.
 
     Examples
     --------
@@ -53,6 +57,11 @@ def name_of(moment: StateVersion) -> str:
 def moment_of(name: str) -> StateVersion:
     """Return when a state of this name was saved."""
     return StateVersion(*map(int, name.split("-")))
+
+
+def name_in_memory(moment: StateVersion) -> str:
+    """Return the name of a state in memory among nodes and driver."""
+    return f"{_FOLDER}{name_of(moment)}"
 
 
 class LoopStates:
@@ -84,12 +93,15 @@ class LoopStates:
     ) -> None:
         self._memory, self._rows, self._request = memory, rows, request
         self._workers, self._generation = workers, generation
-        self._held_states = frozenset(held_states)
+        known = (moment_of(name.removeprefix(_FOLDER)) for name in held_states if name.startswith(_FOLDER))
+        self._known = {moment for moment in known if moment.generation < generation}
         self._rounds: StateRounds | None = None
-        self._summed: list[Any] = []  # metrics
+        self._summed: list[Any] | None = None  # metrics
+        self._restorable: set[str] | None = None  # the variables that ctx.resume has seen
+        self._epoch = -1  # of the last step; the time between two epochs is no step's
 
     def step_has_ended(
-        self, objects: Mapping[str, Any], epoch: int, rows: Callable[[], int], moment: Callable[[int], StateVersion]
+        self, objects: Mapping[str, Any], epoch: int, rows: int, moment: Callable[[int], StateVersion]
     ) -> None:
         """Save the state after a step, if that is due. All workers call it after the same steps.
 
@@ -99,8 +111,8 @@ class LoopStates:
             What belongs to the state.
         epoch : int
             How many epochs it includes.
-        rows : callable
-            Returns how many of this node's rows of the next epoch it includes.
+        rows : int
+            How many of this node's rows of the next epoch it includes.
         moment : callable
             Returns when the next state of an epoch is saved, and counts it.
 
@@ -110,26 +122,41 @@ class LoopStates:
             If the objects have state that is no variable, several workers do not train together, or epoch and rows do
             not fit the rows that came.
         """
-        if self._memory is None:
-            return
         if self._rounds is None:
-            strategy = self._checked(_Variables(objects).strategy)
-            self._rounds = StateRounds(strategy, self._request, self._workers, self._write)
+            variables = _Variables(objects)
+            self._check_restorable(variables)
+            self._rounds = StateRounds(self._checked(variables.strategy), self._request, self._workers, self._write)
+        if epoch != self._epoch:
+            self._epoch = epoch
             self._rounds.step_begins()
-        if self._rounds.step_has_ended():
-            self._save(self._rounds, objects, epoch, rows(), moment(epoch))
+        if self._memory is not None and self._rounds.step_has_ended():
+            self._save(self._rounds, objects, epoch, rows, moment(epoch))
         self._rounds.step_begins()
 
+    def _check_restorable(self, variables: _Variables) -> None:
+        """Refuse variables that the program has made since ``ctx.resume``: after a loss, it could not restore them."""
+        made = (one for one in variables.names if not any(one.startswith(f"{at}/") for at in variables.optimizers))
+        late = next((one for one in made if self._restorable is not None and one not in self._restorable), None)
+        if late is not None:
+            raise ValueError(
+                f"in_memory=True: {late} was not among the objects given to ctx.resume, so it could not be restored "
+                "after a loss. Give the same objects to both, and build the model before ctx.resume: call it once, or "
+                "give it an Input"
+            )
+
     def _checked(self, strategy: Any) -> Any:
+        """Refuse variables that not all workers share."""
         import tensorflow as tf
 
-        if self._workers > 1 and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise ValueError(
-                f"in_memory=True is for a single worker, or for workers that train together by ctx.strategy('sync'). "
-                f"These {self._workers} have variables of a {type(strategy).__name__}: call ctx.checkpoint without it, "
-                "every so many steps"
-            )
-        return strategy
+        together = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        apart = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        if together or (self._workers == 1 and not apart):
+            return strategy
+        raise ValueError(
+            f"in_memory=True is for a single worker, or for workers that train together by ctx.strategy('sync'). "
+            f"The objects of this one of {self._workers} have variables of a {type(strategy).__name__}, or none yet: "
+            "make them under ctx.strategy('sync'), or call ctx.checkpoint without in_memory=True, every so many steps"
+        )
 
     def _save(
         self, rounds: StateRounds, objects: Mapping[str, Any], epoch: int, rows: int, moment: StateVersion
@@ -138,50 +165,65 @@ class LoopStates:
         began = time.perf_counter()
         variables = _Variables(objects)
         metrics = list(variables.metrics.values())
-        if not rounds.can_save or list(map(id, metrics)) != list(map(id, self._summed)):
+        if self._summed is None or list(map(id, metrics)) != list(map(id, self._summed)):
             self._summed = metrics
             rounds.sum_up(metrics)
-        position = self._rows.position(name_of(moment), epoch, rows)
-        answer = rounds.save(Snapshot(moment, epoch, variables.own(), variables.rest(), position), epoch, began=began)
-        if answer is not None and answer.is_saved and answer.asked:
+        position = self._rows.position(name_in_memory(moment), epoch, rows)
+        if rounds.save(Snapshot(moment, epoch, variables.own(), variables.rest(), position), began=began):
             self._request.pause()
 
-    def _write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> None:
+    def _write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> bool:
         assert self._memory is not None, "it was looked at before"
         try:
             self._memory.put(snapshot.moment, snapshot.passes, arrays, rest)
         except OSError as error:
             _log.warning("a state of epoch %d could not be kept in memory: %s", snapshot.moment.epoch + 1, error)
-        else:
-            self._rows.tell_held(snapshot.position)
+            return False
+        self._rows.tell_held(snapshot.position)
+        return True
 
     def finish(self) -> None:
-        """Wait until the last state was written."""
+        """Wait until the last state was written, before one is written to the disk; that time is no step's."""
+        self._epoch = -1
         if self._rounds is not None:
             self._rounds.finish()
 
     def restore(self, objects: Mapping[str, Any], after: StateVersion | None) -> StateVersion | None:
         """Restore the latest state of any worker's memory, if one is later than ``after``; return when it was saved.
 
-        All workers call it. Those that have no such state are sent it.
+        All workers call it. Those that have no such state are sent it. Whether there is any is known from the driver,
+        so all of them wait for each other, or none does.
 
         Raises
         ------
         TfosError
-            If it is a state of other objects.
+            If it is a state of other objects, and there is none to restore after which it was saved.
+        ValueError
+            If these cannot be kept in memory.
         """
         if self._memory is None:
             return None
-        known = [moment_of(name) for name in self._held_states if "/" not in name]  # those of a fit have one
-        usable = {one for one in known if one.generation < self._generation and (after is None or one > after)}
-        agreed = None
-        if usable:
-            variables = _Variables(objects)
-            agreed = agree(variables.strategy, self._memory.newest(usable.__contains__))
-            if agreed is not None:
-                _assign(variables, objects, agreed)
+        with contextlib.suppress(ValueError):  # they are for the disk alone
+            self._restorable = set(_Variables(objects).names)
+        agreed = self._agreed(objects, after) if self._known else None
         self._memory.drop_after(agreed.moment if agreed is not None else after or StateVersion(0))
         return agreed.moment if agreed is not None else None
+
+    def _agreed(self, objects: Mapping[str, Any], after: StateVersion | None) -> Agreed | None:
+        assert self._memory is not None, "it was looked at before"
+        own = self._memory.newest(lambda moment: moment in self._known and (after is None or moment > after))
+        try:
+            variables = _Variables(objects)
+            agreed = agree(self._checked(variables.strategy), own)
+            if agreed is None or (after is not None and agreed.moment <= after):
+                return None  # the driver compares what the nodes restore
+            _assign(variables, objects, agreed)
+        except (TfosError, ValueError) as error:
+            if after is None:
+                raise
+            _log.warning("%s. Training continues from the state on the disk", error)
+            return None
+        return agreed
 
 
 class _Variables:

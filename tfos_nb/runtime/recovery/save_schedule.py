@@ -38,6 +38,7 @@ class SaveSchedule:
     8 False
     32 False
     40 False
+    >>> schedule.begun(100)
     >>> schedule.saved(100, per_step=0.010, cost=1.0)
     >>> schedule.is_due(120), schedule.is_look_due(139), schedule.is_look_due(140)
     (False, False, True)
@@ -65,6 +66,7 @@ class SaveSchedule:
     def begun(self, step: int) -> None:
         """Record that the state after ``step`` is being saved; what that costs is not known yet."""
         self._next = step + self.interval
+        self.looked(step)
 
     def saved(self, step: int, *, per_step: float, cost: float) -> None:
         """Record that the state was saved after ``step``; a step takes ``per_step`` seconds, and saving ``cost``."""
@@ -73,12 +75,10 @@ class SaveSchedule:
         self._next = step + self.interval
         self._look_interval = max(1, math.ceil(_LOOK_SECONDS / max(per_step, 1e-6)))
         self.answer_steps = int(_ANSWER_SECONDS / max(per_step, 1e-6))
-        self.looked(step)
 
     def postponed(self, step: int) -> None:
         """Record that no state could be saved after ``step``: it is tried again soon."""
         self._next = step + max(1, self.interval // _GROWTH)
-        self.looked(step)
 
     def is_look_due(self, step: int) -> bool:
         """Whether to look after a step if a state is wanted."""

@@ -2,16 +2,16 @@
 
 ::
 
-    training   ─ step ─ step ┬ snapshot ─ step ─ step ─ step ┬ answer ─ step ─ …
-    thread                   └▶ the metrics of all workers, ─┘
-                                what they say; write, report
+    training    ─ step ─ step ┬ snapshot ─ step ─ step ┬ answer ─ step ─ step ─ …
+    one thread                └▶ sums of all workers ──┤
+    another                                            └▶ write, and report to the driver
 
-A *round* is what all workers do together after a step. Each takes what its next step would change, and a thread does
-the rest. All read the answer after the same later step. If the driver wants a state, or the user stops the cluster,
-they wait for the round at once.
+A *round* is what all workers do together after a step. Each takes what its next step would change, and threads do the
+rest. All read the answer after the same later step, or at once if steps take longer than a tenth of a second. They
+also wait for the writing if the driver wants the state, or if it is the last one.
 
-Before a round, each worker waits until its last state was written and its rows were reported to the driver. So all
-workers have the older one of the two states that a memory holds.
+Before a round with a state, each worker waits until its last state was written and its rows were reported to the
+driver. So all workers have the older one of the two states that a memory holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfos_nb.runtime.recovery.memory_state import StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 
-__all__ = ["Answer", "Snapshot", "StateRounds", "Write"]
+__all__ = ["Snapshot", "StateRounds", "Write"]
 
 _ROUNDING = 1e-6  # of the variance of equal numbers
 
@@ -48,32 +48,42 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What all workers know after a round, and the seconds of one of the processors that it took here.
+class _Answer:
+    """What all workers know after a round.
 
-    ``busy`` and ``cost`` are means: the seconds of the steps since the round before, and those of the last state.
-    ``asked``: the driver wants a state of any of them. ``is_saved``: all know which rows the state includes.
+    ``busy`` and ``cost`` are means: the seconds of the steps since the state before, and those that saving it took.
+    ``asked``: the driver wants a state of any of them. ``is_agreed``: all have a state of this step, in one pass, so it
+    is written. ``metrics`` are the values over all workers. ``seconds`` are those of one thread here.
     """
 
     busy: float
     cost: float
     asked: bool
-    is_saved: bool
+    is_agreed: bool
+    metrics: list[Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Whether a state was written and reported, and the seconds of one thread that its round took."""
+
+    succeeded: bool
     seconds: float
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round under way: after which step, how many steps after the one before, and whether it has a state."""
+    """A round whose answer was not read: after which step, and how many after the state before."""
 
     step: int
     steps: int
     has_state: bool
-    answer: Future[Answer]
+    answer: Future[_Answer]
 
 
-Write = Callable[[Snapshot, list[Any], bytes], object]
-"""Writes a state with these arrays, and the encoded rest; then it reports the state's position."""
+Write = Callable[[Snapshot, list[Any], bytes], bool]
+"""Writes a state with these arrays, and the encoded rest, and reports its position; returns whether it could."""
 
 
 class StateRounds:
@@ -94,19 +104,23 @@ class StateRounds:
     ----------
     steps : int
         How many steps there were.
+    is_wanted : bool
+        Whether the driver wanted a state in the last round, as all workers know.
     """
 
     def __init__(self, strategy: Any, request: SaveRequest, workers: int, write: Write) -> None:
         self._strategy, self._request, self._write = strategy, request, write
         self._schedule = SaveSchedule(workers)
-        self._thread = ThreadPoolExecutor(1, "tfos_nb state")
-        self._round: _Round | None = None
-        self._totals: Totals | None = None
+        self._asking = ThreadPoolExecutor(1, "tfos_nb round")
+        self._writer = ThreadPoolExecutor(1, "tfos_nb state")
         self._workers = WorkersBeside(strategy)
         self._of_looks = Totals(strategy, [], self._workers)
-        self._is_wanted = False  # a state, by the driver, as all workers know
+        self._totals: Totals | None = None
+        self._round: _Round | None = None
+        self._writing: Future[_Written] | None = None
+        self.is_wanted = False
         self.steps = 0
-        self._since = 0  # the step of the last round with a state
+        self._since = 0  # the step of the last state
         self._busy = self._began = 0.0  # seconds of the steps since then
         self._cost = 0.0  # seconds that the last state took
 
@@ -119,75 +133,76 @@ class StateRounds:
         self._busy += time.perf_counter() - self._began
         self.steps += 1
         is_due = self._schedule.is_due(self.steps)
-        if not is_due and self._schedule.is_look_due(self.steps):
-            self._look()
-        is_answer_due = self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps
-        return (is_answer_due and self.finish()) or is_due
-
-    @property
-    def can_save(self) -> bool:
-        """Whether the variables of metrics are known: :meth:`sum_up`."""
-        return self._totals is not None
+        if not is_due and self._round is None and self._schedule.is_look_due(self.steps):
+            self._schedule.looked(self.steps)
+            self._begin(self._of_looks, None, has_state=False, waits=False)
+        if self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps:
+            self._read()
+        return is_due or self.is_wanted
 
     def sum_up(self, metrics: Sequence[Any]) -> None:
-        """Save these variables of metrics, over all workers; no round may be under way."""
+        """Save these variables of metrics, over all workers."""
         self._totals = Totals(self._strategy, metrics, self._workers)
 
-    def save(self, snapshot: Snapshot | None, passes: int, *, began: float, is_last: bool = False) -> Answer | None:
-        """Save the state after the last step, if all workers have a snapshot of it, and have made so many ``passes``.
+    def save(self, snapshot: Snapshot | None, *, began: float, is_last: bool = False) -> bool:
+        """Save the state after the last step, if all workers have a snapshot of it, with the same number of passes.
 
-        ``is_last``: the training is left after it. ``began`` is the time at which the snapshot was begun. Return the
-        answer, if it is known: if the state was wanted, or is the last one.
+        :meth:`finish` comes before, and ``began`` is the time of the snapshot. ``is_last``: the training is left after
+        it. Return whether the state was written, and no step may run now: the driver wants it, or it is the last one.
         """
         assert self._totals is not None, "its variables are known"
-        waits = is_last or self._is_wanted or not self._schedule.answer_steps
-        self._begin(self._totals, snapshot, passes, has_state=True, waits=waits)
+        waits = is_last or self.is_wanted or not self._schedule.answer_steps
         self._schedule.begun(self.steps)
+        self._begin(self._totals, snapshot, has_state=True, waits=waits)
         self._since, self._busy = self.steps, 0.0
         self._cost = time.perf_counter() - began
-        return self._answer() if waits else None
+        return waits and (self._read().asked or is_last) and self.finish()
 
     def finish(self) -> bool:
-        """Wait for the last round, if its answer was not read yet; return whether the driver wants a state."""
+        """Wait until the last state was written; return whether it was."""
+        began = time.perf_counter()
         if self._round is not None:
-            began = time.perf_counter()
-            self._answer()
-            self._cost += time.perf_counter() - began
-        return self._is_wanted
+            self._read()
+        if self._writing is None:
+            return False
+        written, self._writing = self._writing.result(), None
+        self._cost += time.perf_counter() - began + written.seconds / (os.cpu_count() or 1)
+        return written.succeeded
 
-    def _look(self) -> None:
-        """Ask all workers whether the driver wants a state of any of them."""
-        self.finish()
-        self._schedule.looked(self.steps)
-        self._begin(self._of_looks, None, 0, has_state=False, waits=False)
-
-    def _begin(self, totals: Totals, snapshot: Snapshot | None, passes: int, *, has_state: bool, waits: bool) -> None:
+    def _begin(self, totals: Totals, snapshot: Snapshot | None, *, has_state: bool, waits: bool) -> None:
+        passes = snapshot.passes if snapshot is not None else 0
         mine = self._busy, self._cost, float(self._request.asked), float(snapshot is None), passes, passes**2
-        answer = self._thread.submit(self._made, totals, totals.take(mine), snapshot, waits)
+        answer = self._asking.submit(_ask, totals, totals.take(mine))
         self._round = _Round(self.steps, self.steps - self._since, has_state, answer)
+        if has_state:
+            self._writing = self._writer.submit(self._written, snapshot, answer, waits)
 
-    def _made(self, totals: Totals, taken: Taken, snapshot: Snapshot | None, waits: bool) -> Answer:
-        """Learn what all workers say, and write the state if all have one. ``waits``: no step runs meanwhile."""
-        began = time.thread_time()  # it waits most of the time, for the other workers and for the training's thread
-        metrics, (busy, cost, asked, lacking, mean, of_squares) = totals.read(taken)
-        is_saved = not lacking and of_squares - mean**2 <= _ROUNDING
-        if snapshot is not None and is_saved:
-            arrays = [*snapshot.variables, *metrics]
-            position = replace(snapshot.position, waits=waits and asked > 0)
-            rest = encode(replace(snapshot.rest, index=shapes_of(arrays)))
-            self._write(replace(snapshot, position=position), arrays, rest)
-        seconds = (time.thread_time() - began) / (os.cpu_count() or 1)
-        return Answer(busy, cost, asked > 0, is_saved, seconds)
+    def _written(self, snapshot: Snapshot | None, answer: Future[_Answer], waits: bool) -> _Written:
+        """Write the state if all workers have one. ``waits``: no step runs meanwhile, if the driver wants it."""
+        told, began = answer.result(), time.thread_time()  # a thread waits for the training's most of the time
+        if snapshot is None or not told.is_agreed:
+            return _Written(False, told.seconds)
+        arrays = [*snapshot.variables, *told.metrics]
+        position = replace(snapshot.position, waits=waits and told.asked)
+        rest = encode(replace(snapshot.rest, index=shapes_of(arrays)))
+        succeeded = self._write(replace(snapshot, position=position), arrays, rest)
+        return _Written(succeeded, told.seconds + time.thread_time() - began)
 
-    def _answer(self) -> Answer:
+    def _read(self) -> _Answer:
         assert self._round is not None, "a round is under way"
         made, self._round = self._round, None
         answer = made.answer.result()
-        self._is_wanted = answer.asked
-        if made.has_state:
-            self._cost += answer.seconds
-        if made.has_state and not answer.is_saved:
+        self.is_wanted = answer.asked
+        if made.has_state and not answer.is_agreed:
             self._schedule.postponed(self.steps)
         elif made.has_state and made.steps:  # none if the last step was saved, and is to be kept as the last one
             self._schedule.saved(made.step, per_step=answer.busy / made.steps, cost=answer.cost)
         return answer
+
+
+def _ask(totals: Totals, taken: Taken) -> _Answer:
+    """Wait for what all workers say."""
+    began = time.thread_time()
+    metrics, (busy, cost, asked, lacking, mean, of_squares) = totals.read(taken)
+    is_agreed = not lacking and of_squares - mean**2 <= _ROUNDING
+    return _Answer(busy, cost, asked > 0, is_agreed, metrics, time.thread_time() - began)

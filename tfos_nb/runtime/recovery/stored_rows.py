@@ -43,8 +43,8 @@ class StoredRows:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
-    ...     StoredRows(directory).keep(RowsOfState("00000002-0001-000003", HeldRows({0: ((0, 40),)})))
-    ...     StoredRows(directory, since=2).of("00000002-0001-000003").spans
+    ...     StoredRows(directory).keep(RowsOfState("00000002-0001-00000003", HeldRows({0: ((0, 40),)})))
+    ...     StoredRows(directory, since=2).of("00000002-0001-00000003").spans
     {0: ((0, 40),)}
     """
 
