@@ -781,9 +781,10 @@ class NodeContext:
             The same as a number of rows, that this node has used in this iteration over :meth:`dataset`: for steps that
             do not have one batch each.
         in_memory : bool, optional
-            Keep the state in the memory of all nodes instead, as Keras' ``fit`` does, where nodes may be lost one by
-            one. Call it after each step: it saves only as often as it costs at most 1 % of the time. The objects must
-            consist of variables, of ``ctx.strategy("sync")`` if there are several workers.
+            Keep the state in the memory of all nodes instead, as that of Keras' ``fit`` is: it outlives a node, not
+            all of them at once. Call it after each step, with ``step``: it saves only after some, so that it costs
+            about 1 % of the time. The objects must consist of variables that :meth:`resume` has seen; of
+            ``ctx.strategy("sync")`` if there are several workers. ``max_to_keep`` has no effect then.
         max_to_keep : int, optional
             Number of checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss also the one
             from which the nodes continue.
@@ -795,6 +796,13 @@ class NodeContext:
         -------
         str
             The checkpoint's directory; empty with ``in_memory``.
+
+        Raises
+        ------
+        ValueError
+            If ``epoch``, ``step`` or ``rows`` is wrong, there is nothing to save, or ``in_memory`` cannot keep it.
+        TfosError
+            If the directory cannot be written.
 
         Examples
         --------
