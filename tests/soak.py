@@ -3,9 +3,10 @@
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
 TensorFlow, real signals. It prints each fault and its node, and fails if the count is not exact at the end. With
 ``--fit``, Keras' ``fit`` continues from state in memory. With ``--min-workers 1``, the others do not wait for a lost
-worker. With ``--amid 50``, the state is also saved within the epochs. With ``--checkpoint-every 5``, the chief also
-writes the state of ``fit`` to the disk every five seconds, and at times all hosts are lost at once. With ``--detach``,
-the cluster is detached, the session that launched it ends at once, and each look at it attaches anew.
+worker. With ``--amid 50``, the state is also saved within the epochs, and with ``--in-memory`` it is in memory alone.
+With ``--checkpoint-every 5``, the chief also writes the state of ``fit`` to the disk every five seconds, and at times
+all hosts are lost at once. With ``--detach``, the cluster is detached, the session that launched it ends at once, and
+each look at it attaches anew.
 
 After some faults it asks for all stacks, which must come at once. A hang that is reported must be that of a process
 that a signal has stopped, since nothing else hangs.
@@ -162,6 +163,7 @@ def run(given: argparse.Namespace) -> int:
         options |= {"min_workers": given.min_workers, "checkpoint_every": given.checkpoint_every}
         if given.amid:
             args["amid"] = given.amid
+        args["in_memory"] = given.in_memory
         if given.detach:
             options |= {"detach": True, "data": partial(_rows, fit=fit), "epochs": epochs, "keep": 1}
         cluster: Any = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
@@ -197,6 +199,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=float, help="write fit's state so often, and hurt all hosts at once")
     parser.add_argument("--detach", action="store_true", help="hurt a detached cluster, without the session's Spark")
     parser.add_argument("--amid", type=int, help="save after so many batches, too, and not after an epoch alone")
+    parser.add_argument("--in-memory", action="store_true", help="keep the state of the loop in memory alone")
     sys.exit(run(parser.parse_args()))
 
 
