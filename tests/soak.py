@@ -64,6 +64,7 @@ _HARM = (
 )
 _ASKED = 0.2  # of the faults: all stacks are asked for after them
 _STACKS_WITHIN = 10.0  # seconds
+_LEAST_A_MINUTE = 2  # faults
 _ALL_AT_ONCE = ("all hosts", its_host, signal.SIGKILL, 3)
 
 
@@ -76,14 +77,19 @@ class Harm:
     pick: random.Random
     all_at_once: bool = False
     done: list[str] = field(default_factory=list)
+    error: BaseException | None = None
     slowest: float = 0.0  # seconds until the stacks had come
 
     def run(self) -> None:
         """Cause a fault every few seconds, until the time is over."""
         until, never = time.monotonic() + self.seconds, threading.Event()
-        while time.monotonic() < until and not self.find().state.ended:
-            never.wait(self.pick.uniform(3, 15))
-            self._hurt()
+        try:
+            while time.monotonic() < until and not self.find().state.ended:
+                never.wait(self.pick.uniform(3, 15))
+                self._hurt()
+        except BaseException as error:
+            self.error = error
+            raise
 
     def _hurt(self) -> None:
         cluster = self.find()
@@ -185,6 +191,9 @@ def run(given: argparse.Namespace) -> int:
     print(f"{len(harm.done)} times hurt, {generation} generations, {passes} epochs of {_ROWS} rows: ", end="")
     print("every row counted once an epoch" if exact else f"counted {total}, not {sum_of_ids(passes, _ROWS)}")
     print(f"{len(hangs.said)} hangs reported, {len(hangs.wrong)} of them false; stacks within {harm.slowest:.1f} s")
+    if harm.error is not None or len(harm.done) < minutes * _LEAST_A_MINUTE or generation < 2:
+        print(f"too little was hurt: {harm.error or ', '.join(harm.done) or 'nothing'}")
+        return 1
     return 0 if exact and not hangs.wrong and harm.slowest < _STACKS_WITHIN else 1
 
 

@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,9 @@ class Stops:
         return STATE  # the status follows a moment later
 
     def request_stop(self) -> str:
-        self.requests += 1
+        before = self.requests
+        time.sleep(0.0005)  # another thread may come between
+        self.requests = before + 1
         return "stopping" if self.requests == 1 else "ending at once"
 
 
@@ -146,6 +149,21 @@ def test_only_the_second_request_of_one_kernel_ends_the_cluster_at_once() -> Non
     assert [requests.ask("a"), requests.ask("b")] == ["stopping", ALREADY]
     assert stops.requests == 1
     assert requests.ask("b") == "ending at once"
+
+
+def test_kernels_that_ask_at_the_same_moment_do_not_end_the_cluster_at_once() -> None:
+    for _ in range(50):
+        stops, together = Stops(), threading.Barrier(4)
+        requests = StopRequests(stops)
+
+        def ask(client: str, together: threading.Barrier = together, requests: StopRequests = requests) -> str:
+            together.wait(30)
+            return requests.ask(client)
+
+        with ThreadPoolExecutor(4) as kernels:
+            answers = list(kernels.map(ask, ("a", "b", "c", "")))
+        assert sorted(answers) == sorted(["stopping", ALREADY, ALREADY, ALREADY])
+        assert stops.requests == 1
 
 
 def test_presses_on_two_pages_at_the_same_moment_count_as_one() -> None:
@@ -395,7 +413,7 @@ def test_without_a_session_a_process_that_cannot_be_reached_is_named_with_its_po
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        far = replace(cluster._place.process, host="far")
+        far = replace(cluster._place.process, host="far", system="another boot")
         places.publish(replace(cluster._place, door=cluster._place.door | {"port": port}, process=far))
         with pytest.raises(
             PlanError, match=rf"its process is on an executor \(127\.0\.0\.1:{port}\), which this kernel"

@@ -20,7 +20,8 @@ from tfos_nb.records.run import this_process
 from tfos_nb.runtime.control.plan import ClusterPlan
 
 HERE = this_process()
-GONE = replace(HERE, started=HERE.started - 86_400)  # the number is another process's now, as after a restart
+GONE = replace(HERE, ticks=HERE.ticks - 1)  # the number is another process's now, as after a restart
+ELSEWHERE = replace(HERE, host="elsewhere", system="another boot")
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +152,7 @@ def test_attach_names_the_model_that_the_cluster_wrote_unless_it_was_replaced(tm
     [
         ({"version": "9.9"}, r"launched with tfos_nb 9\.9, and this kernel has .*`kill \d+` stops it"),
         (
-            {"process": replace(HERE, host="elsewhere")},
+            {"process": ELSEWHERE},
             "its process runs on host elsewhere: attach from a kernel there",
         ),
     ],
@@ -160,6 +161,14 @@ def test_a_cluster_that_cannot_be_asked_from_here_is_refused(fields: dict[str, o
     a_place(**fields)
     with pytest.raises(PlanError, match=said):
         tfos_nb.attach("mnist")
+
+
+def test_a_process_is_known_though_the_clock_and_the_hosts_name_have_changed() -> None:
+    a_place(process=replace(HERE, started=HERE.started + 5, host="laptop.other-network"))
+    (place,) = tfos_nb.clusters()
+    assert (place.status, place.process.runs()) == ("RUNNING", True)
+    assert replace(HERE, system="another boot").runs() is False, "this host has restarted"
+    assert ELSEWHERE.runs() is None
 
 
 def test_a_cluster_of_a_version_with_other_fields_is_refused_by_its_version() -> None:
@@ -189,9 +198,11 @@ def test_a_name_that_no_cluster_has_is_refused_with_those_that_exist() -> None:
 
 def test_files_of_processes_that_have_gone_long_ago_are_removed() -> None:
     old = a_place(process=GONE, launched=time.time() - 40 * 86_400)
-    lives = a_place(number=2, launched=time.time() - 40 * 86_400)
-    assert tfos_nb.clusters() == [lives]
-    assert places.find(old.id) is None
+    ended = a_place(number=2, process=ELSEWHERE, status="DONE", launched=time.time() - 40 * 86_400)
+    lives = a_place(number=3, launched=time.time() - 40 * 86_400)
+    elsewhere = a_place(number=4, process=ELSEWHERE, launched=time.time() - 40 * 86_400)
+    assert tfos_nb.clusters() == [elsewhere, lives], "it may still train there"
+    assert places.find(old.id) is places.find(ended.id) is None
 
 
 def test_a_launch_without_a_model_dir_leaves_that_of_a_detached_cluster_alone() -> None:

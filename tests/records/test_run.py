@@ -281,6 +281,8 @@ def test_a_running_run_whose_process_has_ended_counts_as_killed() -> None:
     now = time.time()
     assert a_run().outcome == "done"
     assert a_run(status="RUNNING", process=this_process()).outcome == "running"
+    earlier = replace(this_process(), ticks=0, system="")  # as other versions have written it
+    assert a_run(status="RUNNING", process=earlier).outcome == "running"
     assert a_run(status="RUNNING", process=Process(here, os.getpid(), now + 60)).outcome == "killed", "another process"
     assert a_run(status="RECOVERING", process=Process(here, 2**22 + 1, 5.0)).outcome == "killed"
     elsewhere = Process("elsewhere", 1, 5.0)

@@ -89,7 +89,8 @@ def attach(name: str = "", spark: SparkSession | None = None) -> AttachedCluster
         stop = f"`kill {place.process.pid}`{there}"
         raise PlanError(
             f"{place.name} was launched with tfos_nb {place.version}, and this kernel has {__version__}: attach from a "
-            f"Python with {place.version}. {stop} stops it without one"
+            f"Python with {place.version}. {stop} stops it without one, and its results are lost then. "
+            f"{_last_checkpoint(place)}. {_last_model(place)}"
         )
     try:
         return AttachedCluster(place, spark=spark)

@@ -41,7 +41,7 @@ RUNNING, LOST = "RUNNING", "LOST"
 """Status of a cluster that has not ended; and of one whose process has gone before its end."""
 
 _MOST_BYTES = 100_000
-_KEPT = 30 * 86_400.0  # seconds for which a file of a lost process, or of another host's, is kept
+_KEPT = 30 * 86_400.0  # seconds for which a file of a lost process, or of one that ended on another host, is kept
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,10 @@ def find(cluster_id: str) -> DetachedPlace | None:
         return None
     texts = (
         place.name, place.socket, place.version, place.model_dir, place.run, place.status, place.process.host,
-        place.model,
+        place.model, place.process.system,
     )  # fmt: skip
-    counts, times = (place.process.pid, place.model_size, place.model_changed), (place.launched, place.process.started)
+    counts = (place.process.pid, place.process.ticks, place.model_size, place.model_changed)
+    times = (place.launched, place.process.started)
     numbers = all(type(one) is int for one in counts) and all(type(one) in (int, float) for one in times)
     numbers = numbers and type(door.pop("port")) is int
     texts = (*texts, *door.values())
@@ -166,7 +167,7 @@ def places() -> Iterator[DetachedPlace]:
     known = (find(file.stem) for file in detached_directory().glob("*.json"))
     for place in sorted((one for one in known if one is not None), key=lambda one: one.launched, reverse=True):
         is_old = time.time() - place.launched > _KEPT
-        if is_old and place.process.runs() is not True and not (place.door and place.status == RUNNING):
+        if is_old and (place.is_lost or (place.status != RUNNING and not place.process.runs())):
             forget(place.id)
         else:
             yield place if not place.is_lost or place.status != RUNNING else replace(place, status=LOST)

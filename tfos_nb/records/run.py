@@ -28,6 +28,7 @@ from typing import Any
 from tfos_nb.redaction import HIDDEN, hides, hides_number, is_secret, without_secrets
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.control.processes import this_system, ticks_at_start
 from tfos_nb.state import figure, training_curve
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.state.training_curve import Point
@@ -64,18 +65,27 @@ class BadRun(ValueError):
 
 @dataclass(frozen=True)
 class Process:
-    """Process that writes a run's file: its host, its number, and when it started, in seconds since 1970."""
+    """Process that writes a run's file: its host, its number, and when it started, in seconds since 1970.
+
+    On Linux, ``ticks`` and ``system`` say the same for certain: they do not change with the clock or the host's name.
+    """
 
     host: str
     pid: int
     started: float
+    ticks: int = 0
+    system: str = ""
 
     def runs(self) -> bool | None:
         """Return whether it still runs; None if it is on another host."""
         import psutil
 
+        if self.system and self.system == this_system():
+            return ticks_at_start(self.pid) == self.ticks
         if self.host != socket.gethostname():
             return None
+        if self.system:
+            return False  # the host has restarted
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 1)
         except psutil.Error:
@@ -86,7 +96,8 @@ def this_process() -> Process:
     """Return the current process."""
     import psutil
 
-    return Process(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+    pid = os.getpid()
+    return Process(socket.gethostname(), pid, psutil.Process().create_time(), ticks_at_start(pid), this_system())
 
 
 @dataclass(frozen=True)
@@ -426,7 +437,8 @@ def _read(text: str) -> float:
 
 def _process_of(found: Mapping[str, Any]) -> Process:
     pid = int(_within(int(found["pid"]), 2**31))
-    return Process(_text(found["host"]), pid, _within(float(found["started"]), _LAST_TIME))
+    started, ticks = _within(float(found["started"]), _LAST_TIME), int(_within(int(found.get("ticks", 0)), 2**62))
+    return Process(_text(found["host"]), pid, started, ticks, _text(found.get("system", "")))
 
 
 def _text(value: Any) -> str:

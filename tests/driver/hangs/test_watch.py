@@ -154,6 +154,21 @@ def test_a_training_with_slow_steps_gets_the_time_of_five_steps(
     assert len(caplog.records) == 1
 
 
+def test_a_hang_that_was_reported_does_not_make_the_next_one_wait_longer(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.letter = "S"
+    for second in range(1, 11):
+        nodes.steps = second
+        watch.look(float(second))
+    look(watch, range(11, 611))
+    nodes.steps = 11
+    watch.look(611.0)
+    reported = len(caplog.records)
+    look(watch, range(612, 623))
+    assert len(caplog.records) == reported + 1, "after ten seconds again"
+
+
 def test_nodes_that_are_still_before_their_first_step_are_reported(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,16 @@ def test_py_spy_beside_the_executors_python_is_used(
     assert [str(frames[-1]) for frames in frames_of_others(taken.text)] == ["/opt/lib/threading.py:1002 in _bootstrap"]
 
 
+def test_py_spy_that_may_not_read_a_process_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\necho 'Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    taken = take_stacks("worker:1", 1, psutil.Process().pid, str(tmp_path / "no answer"))
+    assert taken.text.startswith("py-spy could not read the stacks: Permission Denied")
+    assert frames_of_main(taken.text) == []
+
+
 def test_no_stacks_are_returned_for_an_ended_or_foreign_process(start: Callable[[str], int], tmp_path: Path) -> None:
     assert take_stacks("worker:1", 1, 1, str(tmp_path)).text == ""
     pid = start("print('ready', flush=True)")

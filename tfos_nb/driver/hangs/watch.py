@@ -170,7 +170,7 @@ class HangWatch:
         """Record that something has moved, or that nothing can be expected to."""
         same_nodes = marks is not None and self._marks is not None and marks.keys() == self._marks.keys()
         if same_nodes and not self._was_starting:
-            if self._has_moved:  # the first step takes longer than usual: TensorFlow traces it
+            if self._has_moved and not self._told:  # the first step takes longer than usual: TensorFlow traces it
                 self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
             self._has_moved = True
         self._was_starting = self._watched.starts

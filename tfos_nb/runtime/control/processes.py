@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tfos_nb.runtime.control import wire
@@ -50,6 +51,8 @@ __all__ = [
     "short_temporary_directory",
     "signal_name",
     "start_module",
+    "this_system",
+    "ticks_at_start",
     "write_frame",
 ]
 
@@ -167,6 +170,30 @@ def greets(address: str) -> bool:
             return bool(connection.recv(1))
     except OSError:
         return False
+
+
+def ticks_at_start(pid: int) -> int:
+    """Return when a process was started, in ticks since the boot, which a change of the clock leaves alone; or 0.
+
+    See proc_pid_stat(5), field 22.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+
+
+@functools.cache
+def this_system() -> str:
+    """Return what names the running kernel and its processes' numbers, among hosts and containers; empty if unknown.
+
+    Its boot, which random(4) numbers, and the namespace of process numbers, which containers of one host do not share.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def refuses(host: str, port: int) -> bool:

@@ -18,11 +18,10 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
-from tfos_nb.runtime.control.processes import kill_group
+from tfos_nb.runtime.control.processes import kill_group, ticks_at_start
 from tfos_nb.runtime.feed.kept_rows import KeptFiles
 from tfos_nb.runtime.host.held_files import HeldFiles, can_hold_files
 from tfos_nb.runtime.recovery.memory_state import MOST_FITS, StateMemory
@@ -40,7 +39,8 @@ class NodeFiles:
     Parameters
     ----------
     temporary : str, optional
-        Where the states are written that the memory cannot hold. By default the temporary directory.
+        Where the states are written that the memory cannot hold. By default where Spark spills: the temporary directory
+        may be in memory.
     inherited : sequence of sequences of int
         :attr:`descriptors` of the process that has created them, if this one has inherited them.
 
@@ -55,8 +55,9 @@ class NodeFiles:
 
     def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
         states, loop, finished, rows, validation, process = inherited or ((), (), (), (), (), ())
-        self._states = StateMemory(temporary, states)
-        self._loop_states = StateMemory(temporary, loop)
+        disk = temporary or spill_directory()
+        self._states = StateMemory(disk, states)
+        self._loop_states = StateMemory(disk, loop)
         self._finished = HeldFiles(finished)
         self._rows = KeptFiles(spill_directory(), rows)
         self._validation = KeptFiles(spill_directory(), validation)
@@ -64,7 +65,7 @@ class NodeFiles:
         if not process and can_hold_files():
             self._process.add_in_memory("tfos_nb-process")
             for _ in range(MOST_FITS):
-                self._finished.add_on_disk(temporary)
+                self._finished.add_on_disk(disk)
 
     @property
     def descriptors(self) -> tuple[tuple[int, ...], ...]:
@@ -103,7 +104,7 @@ class NodeFiles:
     def used_by(self, pid: int) -> None:
         """Record which process uses them."""
         for file in self._process.descriptors:
-            if ticks := _ticks_at_start(pid):  # else it has ended already
+            if ticks := ticks_at_start(pid):  # else it has ended already
                 os.pwrite(file, _PROCESS.pack(pid, ticks), 0)
 
     def end_user(self) -> bool:
@@ -123,22 +124,11 @@ class NodeFiles:
             files.close()
 
 
-def _ticks_at_start(pid: int) -> int:
-    """Return when a process was started, in ticks since the boot, which a change of the clock leaves alone; or 0.
-
-    See proc_pid_stat(5), field 22.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return 0
-
-
 def _ends(pid: int, since: int) -> bool:
     deadline, never = time.monotonic() + _ENDED_WITHIN, threading.Event()
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        if _ticks_at_start(pid) != since:
+        if ticks_at_start(pid) != since:
             return True
         kill_group(process)
         while process.status() != psutil.STATUS_ZOMBIE:  # its parent may take a second to wait for it

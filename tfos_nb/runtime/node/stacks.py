@@ -81,7 +81,8 @@ class StacksTaken:
 
     ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
     letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
-    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent. ``host``
+    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent; -1 if
+    its kernel does not say it. ``host``
     is what the host did while the process was asked. ``waits`` counts how often the main thread has begun to wait so
     far, for instance for a packet of a download.
     """
@@ -196,12 +197,16 @@ def _py_spy() -> str | None:
 
 
 def _of_py_spy(tool: str, pid: int) -> str:
-    """Return what py-spy sees, which also reads the memory of a stopped process; empty if it may not."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+    """Return what py-spy sees, which also reads the memory of a stopped process; or why it does not."""
+    command = [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+    try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN * 3, check=True)
         return _as_faulthandler(done.stdout)
-    return ""
+    except subprocess.CalledProcessError as error:
+        said = [line for line in error.stderr.splitlines() if line.strip()]
+        return f"py-spy could not read the stacks: {said[-1] if said else f'exit {error.returncode}'}"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"py-spy could not read the stacks: {error}"
 
 
 def _as_faulthandler(text: str) -> str:
@@ -244,12 +249,12 @@ def _waits_of(pid: int) -> int:
 
 
 def _memory_pressure() -> float:
-    """Return the kernel's pressure figure; 0 if it has none (PSI, Documentation/accounting/psi.rst)."""
+    """Return the kernel's pressure figure; -1 if it has none (PSI, Documentation/accounting/psi.rst)."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/pressure/memory").read_text().splitlines()
         some = next(line for line in lines if line.startswith("some"))
         return float(dict(pair.split("=") for pair in some.split()[1:])["avg10"])
-    return 0.0
+    return -1.0
 
 
 def no_answer(taken: StacksTaken) -> str:

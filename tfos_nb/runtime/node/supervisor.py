@@ -102,7 +102,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
         self._temporary = private_directory("scratch", sockets=False)
-        self._files = NodeFiles(self._temporary, job.files) if self._lasting else None
+        self._files = NodeFiles(inherited=job.files) if self._lasting else None
         more: dict[str, object] = {}
         if self._files is not None:
             rows = {"kept_rows": self._files.rows, "kept_validation": self._files.validation_rows}

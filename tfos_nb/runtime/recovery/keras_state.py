@@ -407,6 +407,8 @@ class _KeptFit:
         cut = keeping.rows_cut(model, self._dataset, self._steps is not None)
         if cut is not None:
             self._amid = _MidEpochSaver(keeping, contents, cut, fit=self.number, steps=self._steps)
+        else:
+            _log.info("the state of this fit is saved after whole epochs only: docs/recovery.md says of which data")
         if keeping.generation == 1:
             return
         agreed = None if keeping.queue.asked else self._agree()
