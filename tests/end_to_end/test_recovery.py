@@ -286,30 +286,6 @@ def test_keras_fit_continues_in_the_middle_of_an_epoch(
     assert not (tmp_path / "m").exists(), "nothing was written for it"
 
 
-@pytest.mark.faults
-def test_a_shuffled_fit_of_three_workers_goes_on_with_two_and_with_three_again(spark: SparkSession) -> None:
-    data = rows(spark).selectExpr("id", "double(id) as y")
-    args = {
-        "epochs": 5,
-        "pause": 0.0,
-        "pause_step": 0.05,
-        "schedule": [Exit("worker:2", 2, 20, "kill the supervisor")],
-        "shuffle": 200,
-    }
-    with launch(counting_fit, args, workers=3, spark=spark, restarts=3, min_workers=2) as cluster:
-        cluster.train(data, epochs=5)
-    total, generation, _, count, first, epochs, losses = cluster.result()
-    assert total == sum_of_ids(5)
-    assert generation == 3, "without it, and with it again"
-    assert first[0] >= 2
-    assert cluster.results().keys() == {"worker:0", "worker:1", "worker:2"}
-    assert len(set(map(str, cluster.results().values()))) == 1
-    assert epochs == list(range(5))
-    squares = float((np.arange(ROWS, dtype=float) ** 2).mean())
-    np.testing.assert_allclose(losses, [squares] * 5, rtol=1e-5)
-    assert count >= 5 * (ROWS // 32)
-
-
 @pytest.mark.parametrize(("shuffle", "workers"), [(0, 2), pytest.param(500, 2, marks=pytest.mark.faults), (300, 1)])
 def test_a_fit_by_steps_continues_within_an_epoch_and_within_a_pass(
     spark: SparkSession, shuffle: int, workers: int

@@ -92,7 +92,7 @@ def test_the_process_that_an_ended_supervisor_has_left_is_ended(files: NodeFiles
 def test_another_process_with_its_id_is_left_alone(files: NodeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)
     with monkeypatch.context() as earlier:
-        earlier.setattr(node_files, "_ticks_at_start", lambda pid: 1)
+        earlier.setattr(node_files, "ticks_at_start", lambda pid: 1)
         files.used_by(other.pid)
     assert files.end_user()
     assert other.poll() is None
