@@ -197,8 +197,10 @@ class FitContents:
         )
 
     def _build(self, optimizer: Any, places: Sequence[int]) -> bool:
-        variables = [self.model.variables[place] for place in places] or self.model.trainable_variables
-        return build_optimizer(self.strategy, optimizer, variables)
+        known = self.model.variables
+        if any(place >= len(known) for place in places):
+            return False  # the state is of another model
+        return build_optimizer(self.strategy, optimizer, [known[at] for at in places] or self.model.trainable_variables)
 
     def assign(self, arrays: Sequence[Any]) -> None:
         """Give the variables these values, on each device."""
