@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -108,6 +110,42 @@ def test_keras_fit_continues_with_a_new_worker_at_the_next_epoch(spark: SparkSes
         scaling.join()
     total, generation, _ = cluster.result()
     assert (total, generation) == (sum_of_ids(8), 2)
+
+
+@pytest.mark.faults
+def test_a_shuffled_fit_goes_on_with_two_of_three_workers_and_then_with_three(spark: SparkSession) -> None:
+    data = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y")
+    args = {"epochs": 8, "pause": 0.0, "pause_step": 0.05, "shuffle": 200}
+
+    def is_scaled(cluster: Cluster, generation: int, workers: int) -> bool:
+        if cluster.snapshot().generation != generation or not node(cluster, "worker:0").step:
+            return False
+        threading.Event().wait(0.5)  # within an epoch
+        try:
+            cluster.scale(workers=workers)
+        except errors.PlanError as error:  # the tasks of a feed take the slots for some seconds
+            return not str(error).startswith("needs")
+        return True
+
+    def fewer_and_more(cluster: Cluster) -> None:
+        for generation, workers in ((1, 2), (2, 3)):
+            assert until(partial(is_scaled, cluster, generation, workers))
+
+    with launch(counting_fit, args, workers=3, spark=spark, restarts=1) as cluster:
+        scaling = threading.Thread(target=fewer_and_more, args=(cluster,))
+        scaling.start()
+        cluster.train(data, epochs=8)
+        scaling.join()
+    total, generation, _, count, first, epochs, losses = cluster.result()
+    assert (total, generation) == (sum_of_ids(8), 3)
+    assert cluster.results().keys() == {"worker:0", "worker:1", "worker:2"}
+    assert len(set(map(str, cluster.results().values()))) == 1
+    assert count >= 8 * (ROWS // 32), "no step is done twice"
+    assert count <= 8 * (ROWS // 32 + 1) + 4, "and a rest of an epoch may have a step more"
+    assert first[1] > 0, "it goes on within an epoch"
+    assert epochs == list(range(8))
+    squares = float((np.arange(ROWS, dtype=float) ** 2).mean())
+    np.testing.assert_allclose(losses, [squares] * 8, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
