@@ -44,11 +44,14 @@ def save(ctx, model, batch):
 _RECOVERY = """
 import tfos_nb
 
-def build_by_hand():
+def build_by_hand(strategy=None):
     import tensorflow as tf
-    state = tf.train.Checkpoint(seen=tf.Variable(0, dtype=tf.int64))
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        state = tf.train.Checkpoint(seen=tf.Variable(0, dtype=tf.int64))
     def step(batch):
-        state.seen.assign_add(tf.cast(len(batch[1]), tf.int64))
+        rows = sum(len(part) for part in strategy.experimental_local_results(batch[1]))
+        state.seen.assign_add(tf.cast(rows, tf.int64))
     return state, step
 """
 
