@@ -38,9 +38,6 @@ class NodeFiles:
 
     Parameters
     ----------
-    temporary : str, optional
-        Where the states are written that the memory cannot hold. By default where Spark spills: the temporary directory
-        may be in memory.
     inherited : sequence of sequences of int
         :attr:`descriptors` of the process that has created them, if this one has inherited them.
 
@@ -53,14 +50,14 @@ class NodeFiles:
     >>> files.close()
     """
 
-    def __init__(self, temporary: str | None = None, inherited: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, inherited: Sequence[Sequence[int]] = ()) -> None:
         states, loop, finished, rows, validation, process = inherited or ((), (), (), (), (), ())
-        disk = temporary or spill_directory()
+        disk = spill_directory()  # the temporary directory may be in memory
         self._states = StateMemory(disk, states)
         self._loop_states = StateMemory(disk, loop)
         self._finished = HeldFiles(finished)
-        self._rows = KeptFiles(spill_directory(), rows)
-        self._validation = KeptFiles(spill_directory(), validation)
+        self._rows = KeptFiles(disk, rows)
+        self._validation = KeptFiles(disk, validation)
         self._process = HeldFiles(process)
         if not process and can_hold_files():
             self._process.add_in_memory("tfos_nb-process")

@@ -79,12 +79,11 @@ class HostFigures:
 class StacksTaken:
     """From a supervisor: the stacks of its process.
 
-    ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
-    letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
-    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent; -1 if
-    its kernel does not say it. ``host``
-    is what the host did while the process was asked. ``waits`` counts how often the main thread has begun to wait so
-    far, for instance for a packet of a download.
+    ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer, or why py-spy
+    could not read it. ``state`` is the letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal,
+    ``D`` if it waits for a disk. ``memory_pressure`` is the part of the last 10 s in which a task of the host waited
+    for memory, in percent; -1 if its kernel does not say it. ``host`` is what the host did while the process was asked.
+    ``waits`` counts how often the main thread has begun to wait so far, for instance for a packet of a download.
     """
 
     node: str

@@ -26,7 +26,7 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.redaction import without_password
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.loop_states import LoopStates, moment_of, name_in_memory, name_of
+from tfos_nb.runtime.recovery.loop_states import LoopStates, name_in_memory
 from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.stored_rows import StoredRows
@@ -261,7 +261,7 @@ class Checkpoints:
 
     def _hold(self, epoch: int, rows: int) -> str:
         """Return the name of a state in the middle of a pass, and report the rows that it includes to the driver."""
-        name = name_of(self._next_moment(epoch))
+        name = self._next_moment(epoch).directory
         self._rows.hold(name, epoch, rows, stored=self._is_chief)
         return name
 
@@ -284,10 +284,10 @@ class Checkpoints:
 
         named, place = _named(model, objects), self._place()
         found = [(name, says) for name, says in place.checkpoints() if self._may_go_on(name, says)]
-        kept = self._loop.restore(named, moment_of(found[-1][0]) if found else None)
+        kept = self._loop.restore(named, StateVersion.of(found[-1][0]) if found else None)
         if kept is not None:
             self._rows.resume(kept.epoch, name_in_memory(kept))
-            logger.info("continues after epoch %d, from a state in memory, %s", kept.epoch, name_of(kept))
+            logger.info("continues after epoch %d, from a state in memory, %s", kept.epoch, kept.directory)
             return Resumed(kept.epoch)
         if not found:
             return Resumed()

@@ -150,7 +150,7 @@ def _number(moment: StateVersion) -> int:
     Examples
     --------
     >>> _moment(_number(StateVersion(7, 2, 40)))
-    StateVersion(epoch=7, generation=2, step=40)
+    StateVersion(fit=0, epoch=7, generation=2, step=40)
     """
     return (moment.epoch << _GENERATION_BITS | moment.generation) << _STEP_BITS | moment.step
 
@@ -192,9 +192,10 @@ class _Workers:
             setattr(strategy, _ATTRIBUTE, found)
         return found
 
-    def groups(self) -> int:
-        """Return a number for another group of the same workers."""
-        return next(self._groups)
+    def another_group(self) -> int:
+        """Return the key of another group of the same workers' devices."""
+        base = getattr(self._strategy.extended, "_collective_key_base", 0)  # by which TensorFlow tells strategies apart
+        return (_GROUPS_BESIDE + int(base)) * _GROUPS_OF_A_STRATEGY + next(self._groups)
 
     def numbers(self, mine: Sequence[int]) -> Any:
         """Return the numbers of all workers, a row for each."""
@@ -273,8 +274,7 @@ class WorkersBeside:
         workers = _Workers.of(strategy) if strategy.num_replicas_in_sync > 1 else None
         self.count: int = workers.count if workers is not None else 1
         self.index: int = workers.index if workers is not None else 0
-        base = getattr(strategy.extended, "_collective_key_base", 0)  # by which TensorFlow tells strategies apart
-        self._group = (_GROUPS_BESIDE + base) * _GROUPS_OF_A_STRATEGY + (workers.groups() if workers is not None else 0)
+        self._group = workers.another_group() if workers is not None else 0
         self._sums = 0
         self._on_cpus: Any = None
 

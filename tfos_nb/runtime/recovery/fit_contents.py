@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ __all__ = [
     "of_tensorflow",
     "own_value",
     "parts_of",
+    "places_of_trained",
     "random_states",
     "restore_random",
     "shapes_of",
@@ -176,13 +177,8 @@ class FitContents:
 
     def find_optimizers(self) -> None:
         """Look for the model's optimizers, which a callback may change."""
-        places = {id(one): place for place, one in enumerate(self.model.variables)}
         self._optimizers = _optimizers(self.model)
-        self._trained = {
-            name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
-            for name, optimizer in self._optimizers.items()
-            if getattr(optimizer, "built", True)
-        }
+        self._trained = places_of_trained(self._optimizers, self.model.variables)
 
     # --- restore ---
 
@@ -278,6 +274,16 @@ def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
     """Return this process's parts of a variable, one for each device."""
     parts: tuple[Any, ...] = strategy.experimental_local_results(variable)
     return parts
+
+
+def places_of_trained(optimizers: Mapping[str, Any], variables: Sequence[Any]) -> dict[str, list[int]]:
+    """Return the places, among these variables, of those that each optimizer trains that was built."""
+    places = {id(one): place for place, one in enumerate(variables)}
+    return {
+        name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
+        for name, optimizer in optimizers.items()
+        if getattr(optimizer, "built", True)
+    }
 
 
 def build_optimizer(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> bool:

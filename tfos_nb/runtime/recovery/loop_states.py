@@ -26,6 +26,7 @@ from tfos_nb.runtime.recovery.fit_contents import (
     is_read_over_replicas,
     of_tensorflow,
     own_value,
+    places_of_trained,
     random_states,
     restore_random,
     shapes_of,
@@ -34,7 +35,7 @@ from tfos_nb.runtime.recovery.memory_state import LastState, StateVersion
 from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.state_rounds import Snapshot, StateRounds
 
-__all__ = ["LoopStates", "moment_of", "name_in_memory", "name_of"]
+__all__ = ["LoopStates", "name_in_memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,26 +43,9 @@ _log = logging.getLogger(__name__)
 _FOLDER = "loop/"  # of their names
 
 
-def name_of(moment: StateVersion) -> str:
-    """Return the name of a state of a loop on the disk; its ``step`` is a number of states.
-
-    Examples
-    --------
-    >>> name_of(StateVersion(2)), name_of(StateVersion(2, 1, 40)), moment_of("00000002-0001-00000040").step
-    ('00000002', '00000002-0001-00000040', 40)
-    """
-    within = f"-{moment.generation:04d}-{moment.step:08d}" if moment.step else ""
-    return f"{moment.epoch:08d}{within}"
-
-
-def moment_of(name: str) -> StateVersion:
-    """Return when a state of this name was saved."""
-    return StateVersion(*map(int, name.split("-")))
-
-
 def name_in_memory(moment: StateVersion) -> str:
-    """Return the name of a state in memory among nodes and driver."""
-    return f"{_FOLDER}{name_of(moment)}"
+    """Return the name of a state in memory among nodes and driver; its ``step`` is a number of states."""
+    return f"{_FOLDER}{moment.directory}"
 
 
 class LoopStates:
@@ -93,7 +77,7 @@ class LoopStates:
     ) -> None:
         self._memory, self._rows, self._request = memory, rows, request
         self._workers, self._generation = workers, generation
-        known = (moment_of(name.removeprefix(_FOLDER)) for name in held_states if name.startswith(_FOLDER))
+        known = (StateVersion.of(name.removeprefix(_FOLDER)) for name in held_states if name.startswith(_FOLDER))
         self._known = {moment for moment in known if moment.generation < generation}
         self._rounds: StateRounds | None = None
         self._summed: list[Any] | None = None  # metrics
@@ -251,13 +235,8 @@ class _Variables:
 
     def rest(self) -> StateMetadata:
         """Return what belongs to a state beside its arrays."""
-        places = {id(one): place for place, one in enumerate(self.sources[name] for name in self.names)}
-        optimizers = {
-            name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
-            for name, optimizer in self.optimizers.items()
-            if getattr(optimizer, "built", True)
-        }
-        return StateMetadata(len(self.shared), optimizers, names=self.names, **random_states(self.strategy))
+        trained = places_of_trained(self.optimizers, [self.sources[name] for name in self.names])
+        return StateMetadata(len(self.shared), trained, names=self.names, **random_states(self.strategy))
 
 
 def _assign(variables: _Variables, objects: Mapping[str, Any], agreed: Agreed) -> None:

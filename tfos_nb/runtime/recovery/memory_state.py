@@ -66,6 +66,8 @@ class StateVersion:
     True
     >>> StateVersion(2).name, StateVersion(2, 1, 40).name, StateVersion(2, 1, 40, fit=1).name
     ('', 'fit/00000002-0001-00000040', 'fit-2/00000002-0001-00000040')
+    >>> StateVersion(2).directory, StateVersion.of("00000002-0001-00000040")
+    ('00000002', StateVersion(fit=0, epoch=2, generation=1, step=40))
     """
 
     fit: int = field(default=0, kw_only=True)  # the first one, since moments are compared by it first
@@ -81,7 +83,18 @@ class StateVersion:
     @property
     def name(self) -> str:
         """Name of the state among nodes and driver, if it was saved within an epoch."""
-        return f"{self.folder}/{self.epoch:08d}-{self.generation:04d}-{self.step:08d}" if self.step else ""
+        return f"{self.folder}/{self.directory}" if self.step else ""
+
+    @property
+    def directory(self) -> str:
+        """Name of the state's directory, among those of its fit or its loop."""
+        within = f"-{self.generation:04d}-{self.step:08d}" if self.step else ""
+        return f"{self.epoch:08d}{within}"
+
+    @classmethod
+    def of(cls, directory: str, fit: int = 0) -> StateVersion:
+        """Return when the state of a directory was saved."""
+        return cls(*map(int, directory.split("-")), fit=fit)
 
 
 class StateMemory:

@@ -63,7 +63,7 @@ class StoredStates:
     ...     states.finish()
     ...     states.newest(lambda moment: True).moment
     True
-    StateVersion(epoch=2, generation=1, step=40)
+    StateVersion(fit=0, epoch=2, generation=1, step=40)
     """
 
     def __init__(self, directory: str, every: float, saving: SavingFlag, fit: int = 0) -> None:
@@ -92,7 +92,7 @@ class StoredStates:
         """
         last = self._fit
         for fit in itertools.count(self._fit + 1):
-            moments = [_moment(name, fit) for name, _ in self.of_fit(fit)._there.checkpoints()]
+            moments = [StateVersion.of(name, fit) for name, _ in self.of_fit(fit)._there.checkpoints()]
             if not any(map(accepts, moments)):
                 return last
             last = fit
@@ -153,7 +153,7 @@ class StoredStates:
             written = max(float(says.get("written", 0)) for _, says in found)
             self._begun_at = time.monotonic() - max(0.0, time.time() - written)
         for name, _ in reversed(found):
-            moment = _moment(name, self._fit)
+            moment = StateVersion.of(name, self._fit)
             if after is not None and moment <= after:
                 return None
             if accepts(moment):
@@ -189,7 +189,7 @@ class StoredStates:
         directory = self._there
         try:
             for name, _ in list(directory.checkpoints()):
-                if unwanted(_moment(name, self._fit)):
+                if unwanted(StateVersion.of(name, self._fit)):
                     directory.remove(name)
         except OSError as error:
             _log.warning("a state that is not valid any more could not be removed from %s: %s", self._place, error)
@@ -202,7 +202,7 @@ class StoredStates:
             try:
                 _write_durably(f"{folder}/{_STATE}", moment, passes, arrays, rest)
                 write_place(folder, moment.epoch, moment.generation)
-                directory.put(folder, part, _name(moment), self._from, _KEPT)
+                directory.put(folder, part, moment.directory, self._from, _KEPT)
             finally:
                 if folder != part:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -213,18 +213,3 @@ def _write_durably(path: str, moment: StateVersion, passes: int, arrays: Sequenc
     with open(path, "xb") as file:
         write_state(path, moment, passes, arrays, rest)
         os.fsync(file.fileno())
-
-
-def _name(moment: StateVersion) -> str:
-    """Return the name of a state's directory.
-
-    Examples
-    --------
-    >>> _name(StateVersion(2)), _name(StateVersion(2, 1, 40)), _moment("00000002-0001-00000040", 0).step
-    ('00000002', '00000002-0001-00000040', 40)
-    """
-    return moment.name.rpartition("/")[2] if moment.step else f"{moment.epoch:08d}"
-
-
-def _moment(name: str, fit: int) -> StateVersion:
-    return StateVersion(*map(int, name.split("-")), fit=fit)
