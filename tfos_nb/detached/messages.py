@@ -17,7 +17,6 @@ from __future__ import annotations
 import builtins
 import os
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -25,6 +24,7 @@ from typing import Any
 
 from tfos_nb import errors
 from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.runtime.control.processes import peer_of
 from tfos_nb.runtime.control.reports import StepReport
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.state.cluster_state import ClusterState, FeedProgress, GpuUse, LogLine, NodeState
@@ -47,7 +47,6 @@ __all__ = [
 for _kind in (ClusterState, FeedProgress, GpuUse, LogLine, NodeState, Point):
     message(_kind)
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _BUILTIN = ("KeyError", "RuntimeError", "TimeoutError", "TypeError", "ValueError")
 
 
@@ -163,11 +162,9 @@ def check_peer(connection: socket.socket) -> None:
     PermissionError
         If the process at the other end is not this user's.
     """
-    if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
-        return
-    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if user != os.getuid():
-        raise PermissionError(f"the process at the other end belongs to user {user}")
+    peer = peer_of(connection)
+    if peer is not None and peer[1] != os.getuid():
+        raise PermissionError(f"the process at the other end belongs to user {peer[1]}")
 
 
 def raised(error: BaseException) -> Raised:

@@ -39,8 +39,10 @@ __all__ = [
     "kill_group",
     "left_behind",
     "machine",
+    "may_be_read_by_peer",
     "name_this_process",
     "owner",
+    "peer_of",
     "private_directory",
     "python_path",
     "read_frame",
@@ -58,7 +60,9 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_PTRACER = 0x59616D61
 _ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _LENGTH = struct.Struct("!Q")
 _LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
 _PIECE = 16 << 20
@@ -102,6 +106,27 @@ def name_this_process(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show for this process, on Linux, which keeps 15 bytes of it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int] | None:
+    """Return the process at the other end of a Unix socket, and its user; None where the system does not say it.
+
+    It is the process that has made the pair, or that listened or connected: SO_PEERCRED, unix(7).
+    """
+    if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
+        return None
+    pid, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+def may_be_read_by_peer(connected: socket.socket) -> None:
+    """Let the process at the other end of a Unix socket, and its children, read this one's memory, as py-spy does.
+
+    Linux's Yama may allow that to parents only (``kernel.yama.ptrace_scope`` is 1), and the parent of a node's process
+    is a warm process, not its supervisor. Without Yama there is nothing to allow.
+    """
+    if peer := peer_of(connected):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, ctypes.c_ulong(peer[0]), 0, 0, 0)
 
 
 class _Process(Protocol):

@@ -52,7 +52,13 @@ from tfos_nb.runtime.control.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.control.plan import InputMode, Node, Role
-from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
+from tfos_nb.runtime.control.processes import (
+    Channel,
+    answers,
+    die_with_parent,
+    may_be_read_by_peer,
+    name_this_process,
+)
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import messages
 from tfos_nb.runtime.feed.kept_rows import KeptRows
@@ -505,7 +511,9 @@ def main() -> None:
     messages, reports, directory, host = sys.argv[1:5]
     write_stacks_when_asked(directory)
     channel = Channel.of_fd(int(messages))
-    reporter = Reporter(socket.socket(fileno=int(reports)))
+    to_supervisor = socket.socket(fileno=int(reports))
+    may_be_read_by_peer(to_supervisor)
+    reporter = Reporter(to_supervisor)
     job = next(iter(channel))
     sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]
     sys.argv = [f"tfos_nb {job.node}"]

@@ -35,7 +35,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -54,6 +53,7 @@ from tfos_nb.runtime.control.processes import (
     kill_group,
     machine,
     name_this_process,
+    peer_of,
     read_frame,
     short_temporary_directory,
     start_module,
@@ -98,7 +98,6 @@ _PREFIX = "tfos_nb-warm-"
 _READY = "ready"  # name of the file that lists the imported files and their modification times, once all are imported
 _ANCHOR = "anchor-"  # prefix of the names of the files that note an executor's process id and start
 _DIGITS = 8  # length of a digest in a directory's name: a socket's path must be short
-_CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
 # Environment variables that Python, TensorFlow, Keras and their libraries read when they are imported, or when the
 # interpreter starts. A server has one set of values of these; all other variables are set after the fork. h5py sets
@@ -729,8 +728,8 @@ class WarmServer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+        peer = peer_of(connection)
+        if peer is None or peer[1] != os.getuid():
             connection.close()
             return
         pid = os.fork()
