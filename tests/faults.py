@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -135,7 +136,8 @@ def slowly(seconds: float) -> Any:
 def stepwise(args: dict[str, Any], ctx: Any) -> Any:
     """Return a callback that waits after each step, and causes the faults that the schedule has for it.
 
-    It records which steps began, and how many the restored state had: ``count`` is its own state.
+    It records which steps began, and how many the restored state had: ``count`` is its own state. In the directory
+    ``args["steps"]`` it writes down each step that was done, whatever becomes of it: :func:`steps_done_again`.
     """
     import tensorflow as tf
 
@@ -155,10 +157,20 @@ def stepwise(args: dict[str, Any], ctx: Any) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.count += 1
+            if "steps" in args:
+                with open(f"{args['steps']}/{ctx.node}-{ctx.generation}", "a") as file:
+                    file.write(f"{self.epoch} {batch}\n")
             threading.Event().wait(args.get("pause_step", 0.0))
             exit_by_schedule(args, ctx, self.epoch, batch + 1)
 
     return Stepwise()
+
+
+def steps_done_again(folder: Path) -> int:
+    """Return how many of the steps that the chief has written down it had done before."""
+    done = [line for file in folder.glob("worker:0-*") for line in file.read_text().splitlines()]
+    assert done, "steps were written down"
+    return len(done) - len(set(done))
 
 
 def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
@@ -423,7 +435,8 @@ def saving_each_step(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 def save_after_each_step() -> None:
     """Save the state of ``fit`` after each step, whatever that costs: how often it is else depends on the machine."""
-    save_schedule._PART, save_schedule._SECONDS, save_schedule._SECONDS_A_WORKER = math.inf, 0.0, 0.0
+    save_schedule._MOST = save_schedule._LITTLE = math.inf
+    save_schedule._SECONDS = save_schedule._SECONDS_A_WORKER = 0.0
 
 
 def stop_after(model: Any, epochs: int | None, epoch: int, logs: Any = None) -> None:

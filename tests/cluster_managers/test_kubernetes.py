@@ -25,7 +25,7 @@ import pytest
 from tests.cluster_managers.kubernetes import image
 from tests.cluster_managers.kubernetes.cluster import Kubernetes, Node, kubeconfig_of, kubernetes, why_not
 from tests.cluster_managers.submit import PROGRAMS, as_options, outcome, printed, submitted
-from tests.faults import sum_of_ids
+from tests.faults import steps_done_again, sum_of_ids
 from tests.waiting import until
 
 pytestmark = pytest.mark.kubernetes
@@ -361,19 +361,27 @@ def first_executor(place: Place) -> str:
 
 @pytest.mark.parametrize("how", ["delete", "kill", "evict"])
 def test_a_training_goes_on_after_the_loss_of_an_executors_pod(place: Place, folder: Path, how: str) -> None:
-    """Announced or not. A node that is told in time leaves after it has saved a state."""
-    epochs = 12
-    with place.running(*losing(place, folder, epochs)) as it:
-        assert saved_once(folder), it.log.read_text()[-4000:]
+    """Announced or not. A node that is told in time leaves after it has saved a state: no step is done again."""
+    epochs, steps = 6, folder / "steps"
+    steps.mkdir()
+    steps.chmod(0o777)
+    args = {"fits": [{"epochs": epochs}], "pause_step": 0.05, "steps": in_pods(place, steps)}
+    training = {"program": "several_fits", "args": args, "checkpoint_every": 1}
+    with place.running(*losing(place, folder, epochs, **training)) as it:
+        assert until(lambda: any(folder.glob("models/checkpoints/*/fit/*/place.json")), 120, every=0.2), (
+            it.log.read_text()[-4000:]
+        )
         remove(place, first_executor(place), how)
         found = it.outcome()
         text = it.log.read_text(errors="replace")
-    assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}, "each row once an epoch"
+    for result in found["results"].values():
+        assert result["after"][0][:2] == [epochs, epochs], "each row once an epoch"
     if how == "kill":
         assert re.search(r"worker:\d .*its supervisor is gone", text)
     else:
         assert re.search(r"Spark decommissions executor \d: Kubernetes says of pod \S+: \w+", text), text[-3000:]
         assert "its supervisor is gone" not in text, "it has left before"
+        assert steps_done_again(steps) == 0
     if how == "evict":
         assert "EvictionByEvictionAPI" in text
 

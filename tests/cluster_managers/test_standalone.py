@@ -29,6 +29,7 @@ from tests.cluster_managers.submit import (
 )
 from tests.conftest import PYTHONPATH
 from tests.docs.reading import CHECKOUT
+from tests.faults import steps_done_again
 from tests.versions import connect_client
 from tests.waiting import until
 
@@ -233,7 +234,9 @@ def test_a_node_leaves_the_executor_of_a_worker_that_is_decommissioned(
     settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
     enabled = {"spark.decommission.enabled": "true"}
-    args = {"fits": [{"epochs": 3}], "pause_step": 0.05}
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    args = {"fits": [{"epochs": 3}], "pause_step": 0.05, "steps": str(steps)}
     training = {"program": "several_fits", "args": args, "checkpoint_every": 1}
     with standalone_cluster(spark_home, tmp_path, workers=2, cores=3, conf=enabled) as own:
         conf = {**settings, **enabled, "spark.master": own.url, "spark.executor.cores": "3", "spark.cores.max": "6"}
@@ -249,6 +252,7 @@ def test_a_node_leaves_the_executor_of_a_worker_that_is_decommissioned(
     for result in found["results"].values():
         assert result["generation"] == 2
         assert result["after"][0][:2] == [3, 3], "each row once an epoch"
+    assert steps_done_again(steps) == 0
 
 
 def test_no_process_of_an_application_is_left_after_its_end(cluster: Standalone) -> None:

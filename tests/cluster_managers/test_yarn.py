@@ -30,7 +30,7 @@ from tests.cluster_managers.submit import (
     submitted,
 )
 from tests.docs.reading import CHECKOUT
-from tests.faults import sum_of_ids
+from tests.faults import steps_done_again, sum_of_ids
 from tests.jupyter.test_tensorboard import ask_until
 from tests.jupyter_server import JupyterServer, a_server
 from tests.waiting import until
@@ -225,7 +225,9 @@ def at_work(hadoop: Hadoop, host: str) -> list[psutil.Process]:
 
 
 def test_a_node_leaves_a_host_that_yarn_decommissions(hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path) -> None:
-    args = {"fits": [{"epochs": 3}], "pause_step": 0.05}
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    args = {"fits": [{"epochs": 3}], "pause_step": 0.05, "steps": str(steps)}
     training = json.dumps({"program": "several_fits", "args": args, "checkpoint_every": 1})
     given = arguments("client", archive, "lose_a_host.py", f"{hadoop.url}/leaving", "3", training)
     enabled = {"spark.decommission.enabled": "true", "spark.yarn.executor.decommission.enabled": "true"}
@@ -239,6 +241,7 @@ def test_a_node_leaves_a_host_that_yarn_decommissions(hadoop: Hadoop, hdfs: Any,
     for result in found["results"].values():
         assert result["generation"] == 2
         assert result["after"][0][:2] == [3, 3], "each row once an epoch"
+    assert steps_done_again(steps) == 0
 
 
 def test_a_training_that_loses_a_host_continues_from_its_checkpoint_in_hdfs(
