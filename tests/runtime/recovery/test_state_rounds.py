@@ -34,7 +34,8 @@ class Training:
         strategy = SimpleNamespace(num_replicas_in_sync=1, experimental_local_results=lambda one: (one,), extended=None)
         self.rounds = StateRounds(strategy, self.request, 1, self.write)
         self.rounds.sum_up([])
-        self.has_position, self.cost, self.seconds = True, 0.0, 0.01
+        self.has_position, self.cost, self.seconds, self.longer = True, 0.0, 0.01, 0.0
+        self.has_saved = False
 
     def write(self, snapshot: Snapshot, arrays: list[Any], rest: bytes) -> bool:
         assert self.may_write.wait(30)
@@ -44,10 +45,12 @@ class Training:
     def step(self) -> bool:
         """Make a step, and save after it if that is due; return whether no step may follow."""
         self.rounds.step_begins()
-        self.now += self.seconds
+        self.now += self.seconds + self.has_saved * self.longer
+        self.has_saved = False
         if not self.rounds.step_has_ended():
             return False
         self.rounds.finish()
+        self.has_saved = True
         moment = StateVersion(0, 1, self.rounds.steps)
         snapshot = Snapshot(moment, 0, [np.arange(3.0)], StateMetadata(1), PositionHeld("worker:0", 1, moment.name, {}))
         return self.rounds.save(snapshot if self.has_position else None, began=self.now - self.cost)
@@ -63,12 +66,23 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "cost"),
-    [(0.01, 0.004), (0.01, 0.005), (0.02, 0.004), (0.05, 0.008), (0.01, 0.02), (0.3, 0.03), (2.0, 0.1)],
+    ("seconds", "cost", "wanted"),
+    [
+        (0.05, 0.0, 2),  # not more often than every 0.1 s
+        (0.1, 0.006, 20),  # 0.3 % of the time
+        (0.01, 0.0014, 40),
+        (0.02, 0.004, 40),
+        (0.05, 0.008, 40),
+        (0.01, 0.005, 50),  # 1 %
+        (0.01, 0.02, 200),
+        (0.3, 0.03, 34),
+        (2.0, 0.1, 17),
+    ],
 )
-def test_training_goes_on_while_a_state_is_written(training: Training, seconds: float, cost: float) -> None:
+def test_training_goes_on_while_a_state_is_written(
+    training: Training, seconds: float, cost: float, wanted: int
+) -> None:
     training.seconds, training.cost = seconds, cost
-    wanted = max(1, round(max(cost / 0.01, 0.1) / seconds))
     list(training.steps_until(60 + 10 * wanted))
     training.rounds.finish()
     saved = [step for step, _ in training.written]
@@ -84,6 +98,14 @@ def test_training_goes_on_while_a_state_is_written(training: Training, seconds: 
     training.rounds.finish()
     again = [step for step, _ in training.written][len(saved) :]
     assert all(abs(later - before - interval) <= 2 for before, later in itertools.pairwise(again))
+
+
+def test_what_a_state_costs_the_next_step_counts_too(training: Training) -> None:
+    training.longer = 0.012
+    list(training.steps_until(1200))
+    training.rounds.finish()
+    saved = [step for step, _ in training.written]
+    assert 115 <= saved[-1] - saved[-2] <= 135, "1 % of the time"
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.5], ids=["saved often", "seldom, as it takes long"])

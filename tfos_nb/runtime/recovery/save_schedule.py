@@ -6,7 +6,9 @@ import math
 
 __all__ = ["SaveSchedule"]
 
-_PART = 0.01  # of the time of the steps is spent on saving them
+_MOST = 0.01  # of the time of the steps is spent on saving them
+_LITTLE = 0.003  # of it, if the steps since the last state are soon done again
+_FEW_STEPS = 40
 _SECONDS = 0.1  # a driver with few workers can take a position as often
 _SECONDS_A_WORKER = 0.02
 _GROWTH = 4
@@ -17,7 +19,8 @@ _ANSWER_SECONDS = 0.1
 class SaveSchedule:
     """After which steps to save. It is only state: all workers give it the same numbers, and save after the same steps.
 
-    The interval is the shortest one in which saving takes at most 1 % of the time, but no shorter than 0.1 s, or 0.02 s
+    The interval is the shortest one in which saving takes at most 0.3 % of the time. If that would be more than 40
+    steps, it is 40 steps, or the shortest one in which saving takes at most 1 %. It is no shorter than 0.1 s, or 0.02 s
     for each worker. It begins with a few steps and grows at most fourfold at a time, as the first steps tell little.
     Between two states the workers look every 0.4 s whether the driver wants one. What they have asked each other, they
     know 0.1 s later, or at once if steps take longer.
@@ -70,7 +73,8 @@ class SaveSchedule:
 
     def saved(self, step: int, *, per_step: float, cost: float) -> None:
         """Record that the state was saved after ``step``; a step takes ``per_step`` seconds, and saving ``cost``."""
-        wanted = math.ceil(max(cost / _PART, self._least) / max(per_step, 1e-6))
+        seconds = max(cost / _MOST, min(cost / _LITTLE, _FEW_STEPS * per_step), self._least)
+        wanted = math.ceil(round(seconds / max(per_step, 1e-6), 6))
         self.interval = max(1, min(wanted, _GROWTH * self.interval))
         self._next = step + self.interval
         self._look_interval = max(1, math.ceil(_LOOK_SECONDS / max(per_step, 1e-6)))

@@ -17,7 +17,9 @@ driver. So all workers have the older one of the two states that a memory holds.
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,6 +36,7 @@ from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 __all__ = ["Snapshot", "StateRounds", "Write"]
 
 _ROUNDING = 1e-6  # of the variance of equal numbers
+_STATES = 15  # of which the median is taken: a step may wait for something else
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,34 @@ Write = Callable[[Snapshot, list[Any], bytes], bool]
 """Writes a state with these arrays, and the encoded rest, and reports its position; returns whether it could."""
 
 
+class _StepTimes:
+    """How much longer steps take while a state is saved.
+
+    Other threads and processes use the processor then, and TensorFlow copies a variable that is still being written
+    when the next step changes it.
+    """
+
+    def __init__(self) -> None:
+        self._beside: list[float] = []  # seconds of the steps since the last state: those during which it was saved
+        self._others: list[float] = []
+        self._longer = deque[float](maxlen=_STATES)
+
+    def add(self, seconds: float, *, is_beside: bool) -> None:
+        """Add a step."""
+        (self._beside if is_beside else self._others).append(seconds)
+
+    def begin(self) -> None:
+        """Begin anew, with the steps after a state."""
+        if self._beside and len(self._others) >= len(self._beside):
+            self._longer.append(sum(self._beside) - len(self._beside) * statistics.mean(self._others))
+        self._beside, self._others = [], []
+
+    @property
+    def longer(self) -> float:
+        """By how many seconds the steps beside one state have taken longer."""
+        return max(0.0, statistics.median(self._longer)) if self._longer else 0.0
+
+
 class StateRounds:
     """The rounds of one training, on one worker.
 
@@ -122,22 +153,31 @@ class StateRounds:
         self.steps = 0
         self._since = 0  # the step of the last state
         self._busy = self._began = 0.0  # seconds of the steps since then
-        self._cost = 0.0  # seconds that the last state took
+        self._is_beside = False  # the last state is being saved during this step
+        self._times = _StepTimes()
+        self._waited = 0.0  # seconds for which the last state has held up the training
+        self._worked = 0.0  # and those of threads, as a part of all processors
 
     def step_begins(self) -> None:
         """Note the time."""
+        is_first = self.steps == self._since
+        self._is_beside = self._writing is not None and (is_first or not self._writing.done())
         self._began = time.perf_counter()
 
     def step_has_ended(self) -> bool:
         """Return whether to save a state after this step, as all workers do then: :meth:`save`."""
-        self._busy += time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._began
+        self._busy += seconds
+        self._times.add(seconds, is_beside=self._is_beside)
         self.steps += 1
         is_due = self._schedule.is_due(self.steps)
         if not is_due and self._round is None and self._schedule.is_look_due(self.steps):
             self._schedule.looked(self.steps)
             self._begin(self._of_looks, None, has_state=False, waits=False)
         if self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps:
+            began = time.perf_counter()
             self._read()
+            self._waited += time.perf_counter() - began
         return is_due or self.is_wanted
 
     def sum_up(self, metrics: Sequence[Any]) -> None:
@@ -153,9 +193,10 @@ class StateRounds:
         assert self._totals is not None, "its variables are known"
         waits = is_last or self.is_wanted or not self._schedule.answer_steps
         self._schedule.begun(self.steps)
+        self._times.begin()
         self._begin(self._totals, snapshot, has_state=True, waits=waits)
         self._since, self._busy = self.steps, 0.0
-        self._cost = time.perf_counter() - began
+        self._waited = time.perf_counter() - began
         return waits and (self._read().asked or is_last) and self.finish()
 
     def finish(self) -> bool:
@@ -166,12 +207,14 @@ class StateRounds:
         if self._writing is None:
             return False
         written, self._writing = self._writing.result(), None
-        self._cost += time.perf_counter() - began + written.seconds / (os.cpu_count() or 1)
+        self._waited += time.perf_counter() - began
+        self._worked = written.seconds / (os.cpu_count() or 1)
         return written.succeeded
 
     def _begin(self, totals: Totals, snapshot: Snapshot | None, *, has_state: bool, waits: bool) -> None:
         passes = snapshot.passes if snapshot is not None else 0
-        mine = self._busy, self._cost, float(self._request.asked), float(snapshot is None), passes, passes**2
+        cost = self._waited + max(self._worked, self._times.longer)
+        mine = self._busy, cost, float(self._request.asked), float(snapshot is None), passes, passes**2
         answer = self._asking.submit(_ask, totals, totals.take(mine))
         self._round = _Round(self.steps, self.steps - self._since, has_state, answer)
         if has_state:
