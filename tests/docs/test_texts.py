@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import functools
-import inspect
-import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +19,6 @@ from tfos_nb.magics.parsers import ALL
 
 DOCS = CHECKOUT / "docs"
 API = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.rst")))
-SHOWN = sorted(set(re.findall(r":: (tfos_nb\.[\w.]+)", API)))
 
 
 def text_of(page: str) -> str:
@@ -66,17 +62,6 @@ def _files(entries: list[dict[str, object]]) -> Iterator[str]:
 def test_the_api_has_every_public_name() -> None:
     wanted = set(tfos_nb.__all__) - {"__version__"}
     assert [name for name in sorted(wanted) if not re.search(rf":: tfos_nb\.{name}\b", API)] == []
-
-
-@pytest.mark.parametrize("name", SHOWN)
-def test_the_examples_of_the_api_run_or_are_at_least_valid_python(name: str) -> None:
-    found = pydoc.locate(name)
-    assert found is not None
-    known = vars(tfos_nb) | vars(inspect.getmodule(found))
-    for case in doctest.DocTestFinder().find(found, name, globs=known):
-        for example in case.examples:
-            ast.parse(example.source)
-        assert doctest.DocTestRunner().run(case).failed == 0
 
 
 # --- the magics
