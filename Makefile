@@ -89,7 +89,7 @@ docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings
 
 # Those that are run both with and without a warm process, and the others.
 LOSSES := $(patsubst %,tests/end_to_end/test_%.py,failures recovery replacement)
-FAULTS := $(patsubst %,tests/end_to_end/test_%.py,schedules scaling lost_slots)
+FAULTS := $(patsubst %,tests/end_to_end/test_%.py,schedules scaling lost_slots decommissioning stored_states resume)
 
 .PHONY: test-faults
 test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at every bad moment, then at random for MINUTES (2)
