@@ -30,26 +30,39 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "train"]
 
-_SEGMENT, _WARM = 150, 600  # steps
 _STEPS = 3000  # of an epoch
 _BATCH = 32
-_PAIRS = 12  # a repetition
 _KILLS = 3  # a repetition
 _COST, _LOST = 0.99, 50
 
 
 @dataclass(frozen=True)
 class _Model:
-    """A model: rows and columns of its table of weights, of which a step changes a few, and widths of dense layers."""
+    """A model: rows and columns of its table of weights, of which a step changes a few, and widths of dense layers.
+
+    ``segment`` is a number of steps, and ``pairs`` that of segments with states in a repetition.
+    """
 
     what: str
     table: tuple[int, int]
     widths: tuple[int, ...]
+    segment: int
+    pairs: int
+
+    def is_kept(self, step: int) -> bool:
+        """Whether states are kept after so many steps."""
+        return step < self.warm or step // self.segment % 2 == 0
+
+    @property
+    def warm(self) -> int:
+        """The number of steps after which it is measured: the interval between states has grown to what it stays at."""
+        return 4 * self.segment
 
 
 _MODELS = (
-    _Model("20 kB of weights", (10, 8), (64, 64)),
-    _Model("64 MB of weights", (250_000, 64), (64, 64)),
+    _Model("20 kB of weights", (10, 8), (64, 64), 160, 12),
+    _Model("64 MB, of which a step changes 8 kB", (250_000, 64), (64, 64), 160, 12),
+    _Model("67 MB of weights", (10, 8), (4096, 4096), 80, 2),
 )
 
 
@@ -66,7 +79,7 @@ def train(args: dict[str, Any], ctx: Any) -> None:
     import keras
 
     if ctx.generation == 1:
-        _keep_by_turns()
+        _keep_by_turns(args["model"])
     file = open(Path(args["folder"], f"{ctx.node}-{ctx.generation}"), "w", buffering=1)  # noqa: SIM115
 
     class Tell(keras.callbacks.Callback):
@@ -79,9 +92,8 @@ def train(args: dict[str, Any], ctx: Any) -> None:
             file.write(f"{self.epoch} {batch} {time.time()}\n")
 
     with ctx.strategy().scope():
-        rows, columns = args["table"]
-        dense = [keras.layers.Dense(width, activation="relu") for width in args["widths"]]
-        table = keras.layers.Embedding(rows, columns)
+        dense = [keras.layers.Dense(width, activation="relu") for width in args["model"].widths]
+        table = keras.layers.Embedding(*args["model"].table)
         model = keras.Sequential(
             [keras.Input((1,), dtype="int64"), table, keras.layers.Flatten(), *dense, keras.layers.Dense(1)]
         )
@@ -89,20 +101,16 @@ def train(args: dict[str, Any], ctx: Any) -> None:
     model.fit(ctx.dataset(_BATCH, x="id", y="y"), epochs=EPOCHS, verbose=0, callbacks=[Tell()])
 
 
-def _is_kept(step: int) -> bool:
-    return step < _WARM or step // _SEGMENT % 2 == 0
-
-
-def _keep_by_turns() -> None:
+def _keep_by_turns(model: _Model) -> None:
     from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 
     for name in ("is_due", "is_look_due"):
         is_due = getattr(SaveSchedule, name)
-        setattr(SaveSchedule, name, functools.partialmethod(_due_by_turns, is_due))
+        setattr(SaveSchedule, name, functools.partialmethod(_due_by_turns, is_due, model))
 
 
-def _due_by_turns(self: Any, is_due: Any, step: int) -> bool:
-    return _is_kept(step) and bool(is_due(self, step))
+def _due_by_turns(self: Any, is_due: Any, model: _Model, step: int) -> bool:
+    return model.is_kept(step) and bool(is_due(self, step))
 
 
 def run(settings: Settings) -> Result:
@@ -113,14 +121,14 @@ def run(settings: Settings) -> Result:
         with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
             steps = _trained(settings, spark, model, folder)
         first = steps[0]
-        pairs = _pairs(first)
+        pairs = _pairs(model, first)
         lost = [
             (before[-1].epoch - after[0].epoch) * _STEPS + before[-1].batch - after[0].batch + 1
             for before, after in itertools.pairwise(steps)
         ]
         error = statistics.stdev(pairs) / len(pairs) ** 0.5
         figures[model.what] = {"pairs": pairs, "standard error": error, "lost": lost}
-        milliseconds = 1e3 * (first[-1].time - first[_WARM].time) / (len(first) - 1 - _WARM)
+        milliseconds = 1e3 * (first[-1].time - first[model.warm].time) / (len(first) - 1 - model.warm)
         what = f"{model.what}, steps of {milliseconds:.0f} ms"
         settings.say(f"keeping: {what}: {statistics.mean(pairs):.4f} +- {error:.4f}, steps done again: {sorted(lost)}")
         ratios.append(Ratio(f"{what}: steps with states against without", statistics.mean(pairs), 1.0, "", _COST))
@@ -129,11 +137,12 @@ def run(settings: Settings) -> Result:
     return Result("keeping", tuple(ratios), figures)
 
 
-def _pairs(steps: list[_Step]) -> list[float]:
+def _pairs(model: _Model, steps: list[_Step]) -> list[float]:
     """Return the speed of each segment with states as a part of that of the segments before and after it."""
-    ends = range(_WARM + _SEGMENT, len(steps) - 1, _SEGMENT)
-    seconds = [steps[end + _SEGMENT - 1].time - steps[end - 1].time for end in ends if end + _SEGMENT <= len(steps)]
-    kept = [_is_kept(end) for end in ends][: len(seconds)]
+    length = model.segment
+    ends = range(model.warm + length, len(steps) - 1, length)
+    seconds = [steps[end + length - 1].time - steps[end - 1].time for end in ends if end + length <= len(steps)]
+    kept = [model.is_kept(end) for end in ends][: len(seconds)]
     inner = range(1, len(seconds) - 1)
     return [(seconds[place - 1] + seconds[place + 1]) / 2 / seconds[place] for place in inner if kept[place]]
 
@@ -142,7 +151,7 @@ def _trained(settings: Settings, spark: SparkSession, model: _Model, folder: str
     """Train, and lose a worker again and again; return the steps of each generation."""
     from tfos_nb import launch
 
-    args = {"table": model.table, "widths": model.widths, "folder": folder}
+    args = {"model": model, "folder": folder}
     rows = spark.range(0, 2 * _BATCH * _STEPS, 1, 8).selectExpr(f"id % {model.table[0]} as id", "double(0) as y")
     kills, moments = _KILLS * settings.repeat, random.Random(1)
     cluster = launch(train, args, spark=spark, workers=2, name="keeping", autolog=False, restarts=kills + 3)
@@ -150,12 +159,11 @@ def _trained(settings: Settings, spark: SparkSession, model: _Model, folder: str
     feeding.start()
     try:
         wait_for(lambda: bool(_steps(folder, 1)))
-        wanted = _WARM + _SEGMENT * (2 * _PAIRS * settings.repeat + 2)
+        wanted = model.warm + model.segment * (2 * model.pairs * settings.repeat + 2)
         while len(_steps(folder, 1)) < wanted:
             threading.Event().wait(1)
         for generation in range(1, kills + 1):
-            # The interval between states has grown to what it stays at.
-            wait_for(lambda generation=generation: len(_steps(folder, generation)) > _WARM)  # type: ignore[misc]
+            wait_for(lambda generation=generation: len(_steps(folder, generation)) > model.warm)  # type: ignore[misc]
             threading.Event().wait(moments.uniform(2, 6))
             os.kill(cluster.snapshot().nodes[1].pid or 0, signal.SIGKILL)
             wait_for(lambda generation=generation: bool(_steps(folder, generation + 1)))  # type: ignore[misc]

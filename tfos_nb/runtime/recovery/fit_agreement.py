@@ -276,7 +276,7 @@ class WorkersBeside:
         self.index: int = workers.index if workers is not None else 0
         self._group = workers.another_group() if workers is not None else 0
         self._sums = 0
-        self._on_cpus: Any = None
+        self._on_cpus: dict[tuple[tuple[str, int], ...], Any] = {}  # by the vectors' types and lengths
 
     def total(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the sums of vectors of all workers."""
@@ -284,20 +284,23 @@ class WorkersBeside:
 
         if self.count == 1:
             return list(vectors)
-        self._on_cpus = self._on_cpus or tf.function(self._run, autograph=False)
-        keys = range(self._sums, self._sums + len(vectors))
-        self._sums += len(vectors)
-        given = [(tf.constant(key), tf.constant(vector)) for key, vector in zip(keys, vectors, strict=True)]
-        return [total.numpy() for total in self._on_cpus(given)]
+        kind = tuple((vector.dtype.name, len(vector)) for vector in vectors)
+        if kind not in self._on_cpus:
+            given = [tf.TensorSpec((), tf.int32), *(tf.TensorSpec((length,), name) for name, length in kind)]
+            self._on_cpus[kind] = tf.function(self._run, autograph=False).get_concrete_function(*given)
+        first, self._sums = self._sums, self._sums + len(vectors)
+        totals = self._on_cpus[kind](tf.constant(first), *map(tf.constant, vectors))
+        return [total.numpy() for total in totals]
 
-    def _run(self, given: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _run(self, first: Any, *vectors: Any) -> list[Any]:
         import tensorflow as tf
 
         group = {"group_key": self._group, "group_size": self.count, "ordering_token": []}
         how = {"merge_op": "Add", "final_op": "Id", "communication_hint": "ring"}
         with tf.device("/device:CPU:0"):
             return [
-                tf.raw_ops.CollectiveReduceV2(input=vector, instance_key=key, **group, **how) for key, vector in given
+                tf.raw_ops.CollectiveReduceV2(input=vector, instance_key=first + place, **group, **how)
+                for place, vector in enumerate(vectors)
             ]
 
 

@@ -2,13 +2,13 @@
 
 ::
 
-    training    ─ step ─ step ┬ snapshot ─ step ─ step ┬ answer ─ step ─ step ─ …
-    one thread                └▶ sums of all workers ──┤
-    another                                            └▶ write, and report to the driver
+    training    ─ step ─ step ┬ snapshot ─ step ─ step ─ answer ─ step ─ step ─ …
+    a thread                  └▶ sums of all workers ──┴▶ write, and report to the driver
 
-A *round* is what all workers do together after a step. Each takes what its next step would change, and threads do the
-rest. All read the answer after the same later step, or at once if steps take longer than a tenth of a second. They
-also wait for the writing if the driver wants the state, or if it is the last one.
+A *round* is what all workers do together after a step. Each takes what its next step would change, and a thread does
+the rest; another one asks whether the driver wants a state, while a state may still be written. All read the answer
+after the same later step, or at once if steps take longer than a tenth of a second. They also wait for the writing if
+the driver wants the state, or if it is the last one.
 
 Before a round with a state, each worker waits until its last state was written and its rows were reported to the
 driver. So all workers have the older one of the two states that a memory holds.
@@ -36,7 +36,7 @@ from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 __all__ = ["Snapshot", "StateRounds", "Write"]
 
 _ROUNDING = 1e-6  # of the variance of equal numbers
-_STATES = 15  # of which the median is taken: a step may wait for something else
+_STATES = 15  # of which the median is taken
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Answer:
 
     ``busy`` and ``cost`` are means: the seconds of the steps since the state before, and those that saving it took.
     ``asked``: the driver wants a state of any of them. ``is_agreed``: all have a state of this step, in one pass, so it
-    is written. ``metrics`` are the values over all workers. ``seconds`` are those of one thread here.
+    is written. ``metrics`` are the values over all workers.
     """
 
     busy: float
@@ -64,7 +64,6 @@ class _Answer:
     asked: bool
     is_agreed: bool
     metrics: list[Any]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -89,32 +88,56 @@ Write = Callable[[Snapshot, list[Any], bytes], bool]
 """Writes a state with these arrays, and the encoded rest, and reports its position; returns whether it could."""
 
 
-class _StepTimes:
-    """How much longer steps take while a state is saved.
+class _Usual:
+    """The median of the last numbers: one state may have waited for something else."""
 
-    Other threads and processes use the processor then, and TensorFlow copies a variable that is still being written
-    when the next step changes it.
+    def __init__(self) -> None:
+        self._last = deque[float](maxlen=_STATES)
+
+    def add(self, number: float) -> None:
+        """Add a number."""
+        self._last.append(number)
+
+    @property
+    def value(self) -> float:
+        """The median; 0 without numbers."""
+        return statistics.median(self._last) if self._last else 0.0
+
+
+class _Costs:
+    """What a state costs a worker.
+
+    ``waited`` are the seconds for which it holds up the training, and ``worked`` those of a thread, as a part of all
+    processors. ``longer`` says by how much the next step takes longer: TensorFlow copies a variable that is still
+    being written when this step changes it.
     """
 
     def __init__(self) -> None:
-        self._beside: list[float] = []  # seconds of the steps since the last state: those during which it was saved
-        self._others: list[float] = []
-        self._longer = deque[float](maxlen=_STATES)
+        self._waited, self._worked, self._longer = _Usual(), _Usual(), _Usual()
+        self.waited = 0.0  # by the last state
+        self._steps: list[float] | None = None  # seconds of those since the last state
 
-    def add(self, seconds: float, *, is_beside: bool) -> None:
+    def step(self, seconds: float) -> None:
         """Add a step."""
-        (self._beside if is_beside else self._others).append(seconds)
+        if self._steps is not None:
+            self._steps.append(seconds)
 
-    def begin(self) -> None:
-        """Begin anew, with the steps after a state."""
-        if self._beside and len(self._others) >= len(self._beside):
-            self._longer.append(sum(self._beside) - len(self._beside) * statistics.mean(self._others))
-        self._beside, self._others = [], []
+    def written(self, worked: float) -> None:
+        """Add what the last state has cost, but for the next step."""
+        self._waited.add(self.waited)
+        self._worked.add(worked)
+
+    def begin(self, waited: float) -> None:
+        """Begin with another state, which has held up the training so far."""
+        first, *others = self._steps or [0.0]
+        if others:
+            self._longer.add(first - statistics.median(others))
+        self._steps, self.waited = [], waited
 
     @property
-    def longer(self) -> float:
-        """By how many seconds the steps beside one state have taken longer."""
-        return max(0.0, statistics.median(self._longer)) if self._longer else 0.0
+    def usual(self) -> float:
+        """Seconds that a state costs."""
+        return self._waited.value + max(self._worked.value, self._longer.value)
 
 
 class StateRounds:
@@ -142,8 +165,8 @@ class StateRounds:
     def __init__(self, strategy: Any, request: SaveRequest, workers: int, write: Write) -> None:
         self._strategy, self._request, self._write = strategy, request, write
         self._schedule = SaveSchedule(workers)
-        self._asking = ThreadPoolExecutor(1, "tfos_nb round")
-        self._writer = ThreadPoolExecutor(1, "tfos_nb state")
+        self._saving = ThreadPoolExecutor(1, "tfos_nb state")
+        self._looking = ThreadPoolExecutor(1, "tfos_nb look")
         self._workers = WorkersBeside(strategy)
         self._of_looks = Totals(strategy, [], self._workers)
         self._totals: Totals | None = None
@@ -153,31 +176,29 @@ class StateRounds:
         self.steps = 0
         self._since = 0  # the step of the last state
         self._busy = self._began = 0.0  # seconds of the steps since then
-        self._is_beside = False  # the last state is being saved during this step
-        self._times = _StepTimes()
-        self._waited = 0.0  # seconds for which the last state has held up the training
-        self._worked = 0.0  # and those of threads, as a part of all processors
+        self._costs = _Costs()
 
     def step_begins(self) -> None:
         """Note the time."""
-        is_first = self.steps == self._since
-        self._is_beside = self._writing is not None and (is_first or not self._writing.done())
         self._began = time.perf_counter()
 
     def step_has_ended(self) -> bool:
         """Return whether to save a state after this step, as all workers do then: :meth:`save`."""
         seconds = time.perf_counter() - self._began
         self._busy += seconds
-        self._times.add(seconds, is_beside=self._is_beside)
+        self._costs.step(seconds)
         self.steps += 1
         is_due = self._schedule.is_due(self.steps)
         if not is_due and self._round is None and self._schedule.is_look_due(self.steps):
             self._schedule.looked(self.steps)
-            self._begin(self._of_looks, None, has_state=False, waits=False)
+            answer = Future[_Answer]()
+            taken = self._of_looks.take(self._numbers(None))
+            self._looking.submit(_ask, answer, self._of_looks, taken)
+            self._round = _Round(self.steps, self.steps - self._since, False, answer)
         if self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps:
             began = time.perf_counter()
             self._read()
-            self._waited += time.perf_counter() - began
+            self._costs.waited += time.perf_counter() - began
         return is_due or self.is_wanted
 
     def sum_up(self, metrics: Sequence[Any]) -> None:
@@ -193,10 +214,12 @@ class StateRounds:
         assert self._totals is not None, "its variables are known"
         waits = is_last or self.is_wanted or not self._schedule.answer_steps
         self._schedule.begun(self.steps)
-        self._times.begin()
-        self._begin(self._totals, snapshot, has_state=True, waits=waits)
+        answer = Future[_Answer]()
+        taken = self._totals.take(self._numbers(snapshot))
+        self._writing = self._saving.submit(self._saved, answer, self._totals, taken, snapshot, waits)
+        self._round = _Round(self.steps, self.steps - self._since, True, answer)
         self._since, self._busy = self.steps, 0.0
-        self._waited = time.perf_counter() - began
+        self._costs.begin(time.perf_counter() - began)
         return waits and (self._read().asked or is_last) and self.finish()
 
     def finish(self) -> bool:
@@ -207,29 +230,28 @@ class StateRounds:
         if self._writing is None:
             return False
         written, self._writing = self._writing.result(), None
-        self._waited += time.perf_counter() - began
-        self._worked = written.seconds / (os.cpu_count() or 1)
+        self._costs.waited += time.perf_counter() - began
+        self._costs.written(written.seconds / (os.cpu_count() or 1))
         return written.succeeded
 
-    def _begin(self, totals: Totals, snapshot: Snapshot | None, *, has_state: bool, waits: bool) -> None:
+    def _numbers(self, snapshot: Snapshot | None) -> tuple[float, ...]:
+        """Return this worker's numbers, in the order of :func:`_ask`."""
         passes = snapshot.passes if snapshot is not None else 0
-        cost = self._waited + max(self._worked, self._times.longer)
-        mine = self._busy, cost, float(self._request.asked), float(snapshot is None), passes, passes**2
-        answer = self._asking.submit(_ask, totals, totals.take(mine))
-        self._round = _Round(self.steps, self.steps - self._since, has_state, answer)
-        if has_state:
-            self._writing = self._writer.submit(self._written, snapshot, answer, waits)
+        return self._busy, self._costs.usual, float(self._request.asked), float(snapshot is None), passes, passes**2
 
-    def _written(self, snapshot: Snapshot | None, answer: Future[_Answer], waits: bool) -> _Written:
-        """Write the state if all workers have one. ``waits``: no step runs meanwhile, if the driver wants it."""
-        told, began = answer.result(), time.thread_time()  # a thread waits for the training's most of the time
+    def _saved(
+        self, answer: Future[_Answer], totals: Totals, taken: Taken, snapshot: Snapshot | None, waits: bool
+    ) -> _Written:
+        """Ask all workers, and write the state if all have one. ``waits``: no step runs meanwhile, if it is wanted."""
+        began = time.thread_time()  # a thread waits for the training's most of the time
+        told = _ask(answer, totals, taken)
         if snapshot is None or not told.is_agreed:
-            return _Written(False, told.seconds)
+            return _Written(False, time.thread_time() - began)
         arrays = [*snapshot.variables, *told.metrics]
         position = replace(snapshot.position, waits=waits and told.asked)
         rest = encode(replace(snapshot.rest, index=shapes_of(arrays)))
         succeeded = self._write(replace(snapshot, position=position), arrays, rest)
-        return _Written(succeeded, told.seconds + time.thread_time() - began)
+        return _Written(succeeded, time.thread_time() - began)
 
     def _read(self) -> _Answer:
         assert self._round is not None, "a round is under way"
@@ -243,9 +265,13 @@ class StateRounds:
         return answer
 
 
-def _ask(totals: Totals, taken: Taken) -> _Answer:
-    """Wait for what all workers say."""
-    began = time.thread_time()
-    metrics, (busy, cost, asked, lacking, mean, of_squares) = totals.read(taken)
+def _ask(answer: Future[_Answer], totals: Totals, taken: Taken) -> _Answer:
+    """Wait for what all workers say, and give the answer."""
+    try:
+        metrics, (busy, cost, asked, lacking, mean, of_squares) = totals.read(taken)
+    except BaseException as error:
+        answer.set_exception(error)
+        raise
     is_agreed = not lacking and of_squares - mean**2 <= _ROUNDING
-    return _Answer(busy, cost, asked > 0, is_agreed, metrics, time.thread_time() - began)
+    answer.set_result(told := _Answer(busy, cost, asked > 0, is_agreed, metrics))
+    return told
