@@ -82,7 +82,6 @@ KNOWN = {
     "runtime.node.warm_process: WarmProcess._listen": _KILLED,
     "runtime.recovery.keras_state: FitKeeping.await_copy": "a thread that copies a file on the host",
     "runtime.recovery.state_rounds: StateRounds._read": _TENSORFLOW,
-    "runtime.recovery.state_rounds: StateRounds._written": _TENSORFLOW,
     "runtime.recovery.state_rounds: StateRounds.finish": "a thread that writes to memory, and sends a message",
     "runtime.node.warm_process: _Forker.run": _ITS_LIFE,
     "runtime.program.coordinator: LocalFeed.open": "the coordinator's first word, which it says before any other",
