@@ -208,7 +208,8 @@ def launch(
         are in a process of their own on this host. With ``"executor"`` and a session of Spark Connect that process is
         on an executor, so the cluster outlives this host, too. See :func:`tfos_nb.attach`.
     keep : float, optional
-        With ``detach``: hours for which that process keeps the results after the cluster's end.
+        With ``detach``: hours for which that process keeps the results after the cluster's end. Without ``data`` also
+        those after which the cluster ends if no kernel feeds it; 0 for no such end.
     data, validation : callable, optional
         With ``detach``: functions that take a SparkSession and return the DataFrame, such as
         ``lambda spark: spark.read.parquet(path)``. The cluster ends when it is trained.

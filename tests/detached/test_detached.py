@@ -219,6 +219,28 @@ def test_a_block_that_feeds_nothing_does_not_leave_its_cluster_waiting(tmp_path:
     assert "FAILED" in state
 
 
+FORGOTTEN = """
+import threading
+import tfos_nb
+
+def main(args, ctx):
+    return sum(int(len(batch["id"])) for batch in ctx.dataset(64))
+
+if __name__ == "__main__":
+    spark = tfos_nb.spark_session(3, conf={"spark.ui.enabled": "false"})
+    cluster = tfos_nb.launch(main, workers=1, spark=spark, detach=True, keep=0.003, name="night", record=False)
+    cluster.train(lambda spark: spark.range(0, 1000, 1, 4))
+    while not cluster.state.ended:
+        threading.Event().wait(0.2)
+    print(cluster.state.value, cluster.results())
+"""
+
+
+def test_a_cluster_that_no_kernel_feeds_any_more_ends_by_itself(tmp_path: Path) -> None:
+    ended = run_kernel(FORGOTTEN, tmp_path)
+    assert ended.stdout.splitlines()[-1:] == ["DONE {'worker:0': 1000}"], ended.stderr[-3000:]
+
+
 def run_kernel(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run a program that launches a detached cluster, to its end."""
     (directory / "kernel.py").write_text(program)

@@ -75,6 +75,7 @@ class DetachedProcess:
         self._dismissed = threading.Event()
         self._ended = threading.Event()
         self._feeding = threading.Lock()
+        self._fed = time.monotonic()  # when a kernel has fed it last
         self._models = threading.Thread(target=self._publish_models, name="tfos_nb models", daemon=True)
         self._place = DetachedPlace(
             id=launch.id,
@@ -175,16 +176,27 @@ class DetachedProcess:
     def _train(self) -> None:
         """Feed the rows that were given with the launch, and wait for the end.
 
-        Without rows, a cluster that is fed waits for a kernel that feeds it.
+        Without rows, a cluster that is fed waits for a kernel that feeds it. If none does for as long as results are
+        kept, no more rows come, and the slots are for others.
         """
         launch = self._launch
         if launch.data:
             validation = self._rows(launch.validation) if launch.validation else None
             self._cluster.train(self._rows(launch.data), launch.epochs, validation=validation)
-        if launch.data or launch.plan.input_mode is InputMode.TENSORFLOW:
+        if launch.data or launch.plan.input_mode is InputMode.TENSORFLOW or self._is_left_alone():
             with contextlib.suppress(TfosError):  # it is the cluster's own, and is kept there
                 self._cluster.wait()
         self._cluster.await_end()
+
+    def _is_left_alone(self) -> bool:
+        """Wait until no kernel has fed the cluster for :attr:`DetachedLaunch.keep` hours; False if it has ended."""
+        patience = self._launch.keep * _HOUR
+        while not self._cluster.await_end(max(0.0, self._fed + patience - time.monotonic()) if patience else None):
+            with self._feeding:  # a train() that has begun is through
+                if time.monotonic() - self._fed >= patience:
+                    logger.warning("no kernel has called train() for %g hours: no more rows come", self._launch.keep)
+                    return True
+        return False
 
     def _publish_models(self) -> None:
         """Note each model that ``ctx.save`` has written, for a kernel that attaches when this process has gone."""
@@ -250,8 +262,11 @@ class DetachedProcess:
         if state.ended:
             raise ClusterClosed(f"cluster {self._place.name} is {state.value}: train needs a running one")
         with self._feeding:  # also while the rows are read: an end of the feed must not overtake them
-            held_out = self._rows(validation) if validation else None
-            self._cluster.train(self._rows(data), validation=held_out, **options)
+            try:
+                held_out = self._rows(validation) if validation else None
+                self._cluster.train(self._rows(data), validation=held_out, **options)
+            finally:
+                self._fed = time.monotonic()
 
     def _end_feed(self) -> None:
         """Tell the nodes that no more rows come, once those of a running ``train`` are delivered; return at once.

@@ -59,7 +59,7 @@ class DetachedLaunch:
     spark : dict or None
         Configuration of the session; None for an embedded local Spark.
     keep : float
-        Hours for which the process keeps the results.
+        Hours for which the process keeps the results, and waits for a kernel that feeds it.
     data, validation : bytes
         Functions that read the rows, pickled; empty if the rows are fed later, or none are.
     epochs : int
@@ -105,7 +105,7 @@ def start_detached(
     spark, mlflow
         As in :func:`tfos_nb.launch`.
     keep : float
-        Hours for which the process keeps the results after the cluster's end.
+        Hours for which the process keeps the results after the cluster's end, and waits for a kernel that feeds it.
     data, validation : callable, optional
         Functions of the session that return the rows. The cluster then ends when they are trained.
     epochs : int, optional
