@@ -92,5 +92,7 @@ def test_the_text_says_what_the_slow_worker_and_its_host_do() -> None:
         "is slow: its own part of a step is 90%, that of the others 30%; it is in your program, line 7 of train.py, in "
         "augment; its host: CPU 97 % of 4, memory pressure 12 %, network 3.0 MiB/s in and 0.5 MiB/s out"
     )
+    limited = say_slow(found, [replace(taken, host=replace(host, throttled=66.7))])
+    assert limited.endswith("0.5 MiB/s out; its container waits 67 % of the time for its CPU limit")
     unknown = say_slow(found, [replace(taken, memory_pressure=-1.0)])
     assert "memory pressure unknown, network" in unknown, "the host's kernel does not count it"

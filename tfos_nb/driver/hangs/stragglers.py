@@ -130,7 +130,9 @@ def say_slow(found: Straggler, samples: Sequence[StacksTaken]) -> str:
 
 def _host(figures: HostFigures, memory_pressure: float) -> str:
     pressure = f"{memory_pressure:.0f} %" if memory_pressure >= 0 else "unknown"
+    limited = f"; its container waits {figures.throttled:.0f} % of the time for its CPU limit"
     return (
         f"its host: CPU {figures.cpu_percent:.0f} % of {figures.cpus}, memory pressure {pressure}, "
         f"network {figures.received / _MIB:.1f} MiB/s in and {figures.sent / _MIB:.1f} MiB/s out"
+        f"{limited if figures.throttled >= 1 else ''}"
     )

@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfos_nb.runtime.host.control_group import OWN, ROOT, counts_in, folder_of
+
 __all__ = ["ControlGroup", "Memory"]
 
-_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
 _FILES_2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
 _UNLIMITED = 1 << 60  # version 1 gives a group without a limit the largest number of pages
@@ -67,21 +68,18 @@ class ControlGroup:
     kills: int
 
     @classmethod
-    def own(cls, root: Path = _ROOT, membership: Path = _OWN) -> ControlGroup | None:
+    def own(cls, root: Path = ROOT, membership: Path = OWN) -> ControlGroup | None:
         """Return the group of this process, or None if it has no limit.
 
         Parameters
         ----------
         root, membership : Path
-            Where the groups are mounted, and the kernel's list of this process's groups (``man 7 cgroups``). In a
-            container the list may name a folder of the host's, and its own group is then at the root.
+            As :func:`~tfos_nb.runtime.host.control_group.folder_of` takes them.
         """
         with contextlib.suppress(OSError, ValueError):  # no such group, or the limit is "max"
-            groups = dict(_without_number(line) for line in membership.read_text().splitlines())
-            if "memory" in groups:  # version 1
-                return cls._read(_inside(root / "memory", groups["memory"]), _FILES_1)
-            if "" in groups:
-                return cls._read(_inside(root, groups[""]), _FILES_2)
+            if found := folder_of("memory", root, membership):
+                folder, version = found
+                return cls._read(folder, _FILES_1 if version == 1 else _FILES_2)
         return None
 
     @classmethod
@@ -90,19 +88,5 @@ class ControlGroup:
         most, taken = (int((folder / name).read_text()) for name in (limit, used))
         if most >= _UNLIMITED:
             return None
-        taken -= _counts(folder / "memory.stat").get(cache, 0)
-        return cls(most, taken, _counts(folder / events).get("oom_kill", 0))
-
-
-def _without_number(line: str) -> tuple[str, str]:
-    _, controllers, path = line.split(":", 2)
-    return ("memory" if "memory" in controllers.split(",") else controllers), path
-
-
-def _inside(root: Path, path: str) -> Path:
-    named = root / path.strip("/")
-    return named if named.is_dir() else root
-
-
-def _counts(file: Path) -> dict[str, int]:
-    return {name: int(count) for name, count in (line.split() for line in file.read_text().splitlines())}
+        taken -= counts_in(folder / "memory.stat").get(cache, 0)
+        return cls(most, taken, counts_in(folder / events).get("oom_kill", 0))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.host.control_group import Throttling
 
 __all__ = [
     "NO_ANSWER",
@@ -66,12 +67,16 @@ class AskStacks:
 @message
 @dataclass(frozen=True)
 class HostFigures:
-    """Load of a host: its CPU in percent of all its ``cpus``, and bytes per second on its network."""
+    """Load of a host: its CPU in percent of all its ``cpus``, and bytes per second on its network.
+
+    ``throttled`` is the part of the time, in percent, in which the node's container had used up its CPU limit.
+    """
 
     cpu_percent: float
     cpus: int
     received: float
     sent: float
+    throttled: float = 0.0
 
 
 @message
@@ -141,6 +146,7 @@ class _HostCounters:
     busy: float
     received: int
     sent: int
+    throttling: Throttling
 
     @classmethod
     def now(cls) -> _HostCounters:
@@ -151,7 +157,7 @@ class _HostCounters:
         total = sum(times) - counted_twice
         busy = total - times.idle - getattr(times, "iowait", 0.0)
         received, sent = (network.bytes_recv, network.bytes_sent) if network is not None else (0, 0)
-        return cls(time.monotonic(), total, busy, received, sent)
+        return cls(time.monotonic(), total, busy, received, sent, Throttling.now())
 
     def since(self, before: _HostCounters) -> HostFigures:
         import psutil
@@ -159,7 +165,8 @@ class _HostCounters:
         seconds, total = max(self.at - before.at, 1e-3), self.total - before.total
         percent = 100 * (self.busy - before.busy) / total if total > 0 else 0.0
         received, sent = self.received - before.received, self.sent - before.sent
-        return HostFigures(percent, psutil.cpu_count() or 1, received / seconds, sent / seconds)
+        throttled = self.throttling.since(before.throttling)
+        return HostFigures(percent, psutil.cpu_count() or 1, received / seconds, sent / seconds, throttled)
 
 
 def _answer(directory: str) -> str:
