@@ -328,6 +328,10 @@ class Greeting(socketserver.BaseRequestHandler):
         self.request.sendall(b"220 ready\r\n")
 
 
+class _Greeter(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True  # the port's last connections may not be forgotten yet
+
+
 @pytest.mark.parametrize("served", ["by a door"], indirect=True)
 @pytest.mark.parametrize("speaks_tls", [False, True])
 def test_a_process_on_an_executor_has_gone_if_another_program_has_its_port(served: Any, speaks_tls: bool) -> None:
@@ -340,7 +344,7 @@ def test_a_process_on_an_executor_has_gone_if_another_program_has_its_port(serve
             door.open()
             stack.callback(door.close)
         else:
-            other = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", port), Greeting))
+            other = stack.enter_context(_Greeter(("127.0.0.1", port), Greeting))
             threading.Thread(target=other.serve_forever, daemon=True).start()
             stack.callback(other.shutdown)
         with pytest.raises(ClusterClosed, match="has gone without a result"):

@@ -425,6 +425,26 @@ TestMembershipMachine.settings = settings(
 )
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before it is wanted again", "afterwards"])
+def test_a_message_of_a_node_that_was_told_to_end_does_not_stand_for_the_one_that_replaces_it(late: bool) -> None:
+    run = MembershipMachine()
+    run.plan(workers=1, ps=0, chief=True, evaluator=False, may_fail=False, restarts=1)
+    run.cluster_is_scaled(workers=2)
+    run.missing_nodes_connect()
+    run.cluster_is_scaled(workers=1)
+    place = list(run.membership.members).index("worker:1")
+    if not late:
+        run.supervisor_reserves_for_the_next_process(place, 0)
+    run.cluster_is_scaled(workers=2)
+    if late:
+        run.supervisor_reserves_for_the_next_process(place, 0)
+    assert run.membership.members["worker:1"].reservation is None
+    assert "worker:1" in run.membership.missing
+    run.missing_nodes_connect()
+    assert run.membership.members["worker:1"].reservation is not None
+    run.teardown()
+
+
 def test_every_status_can_be_reached_and_can_return_to_planned() -> None:
     assert set(TRANSITIONS) == set(NodeStatus)
     reached = {NodeStatus.PLANNED} | {status for after in TRANSITIONS.values() for status in after}

@@ -337,7 +337,7 @@ class Membership:
         self._start_late()
 
     def _reserved_anew(self, one: Member, message: Reservation) -> None:
-        if message.generation == self.generation and one.reservation is None:
+        if message.generation == self.generation and one.reservation is None and not one.told_to_end:
             self._reserve(one, message)
 
     def _start_if_complete(self) -> None:
@@ -687,6 +687,7 @@ class Membership:
             if str(one.node) not in wanted:
                 self._remove(one)
             elif one.told_to_end:
+                self._drop_supervisor(one)  # it was told to end: another one comes
                 one.told_to_end, one.failed_joins = False, 0
                 one.become(NodeStatus.PLANNED)
 

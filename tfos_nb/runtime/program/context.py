@@ -783,7 +783,7 @@ class NodeContext:
         in_memory : bool, optional
             Keep the state in the memory of all nodes instead, as that of Keras' ``fit`` is: it outlives a node, not
             all of them at once. Call it after each step, with ``step``: it saves only after some, so that it costs
-            about 1 % of the time. The objects must consist of variables that :meth:`resume` has seen; of
+            at most 1 % of the time. The objects must consist of variables that :meth:`resume` has seen; of
             ``ctx.strategy("sync")`` if there are several workers. ``max_to_keep`` has no effect then.
         max_to_keep : int, optional
             Number of checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss also the one
