@@ -62,7 +62,7 @@ class _Model:
 _MODELS = (
     _Model("20 kB of weights", (10, 8), (64, 64), 160, 12),
     _Model("64 MB, of which a step changes 8 kB", (250_000, 64), (64, 64), 160, 12),
-    _Model("67 MB of weights", (10, 8), (4096, 4096), 80, 2),
+    _Model("67 MB of weights", (10, 8), (4096, 4096), 40, 4),
 )
 
 
