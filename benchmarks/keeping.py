@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "train"]
 
-_STEPS = 3000  # of an epoch
+_STEPS = 6000  # of an epoch
 _BATCH = 32
 _KILLS = 3  # a repetition
 _COST, _LOST = 0.99, 50
@@ -124,7 +124,7 @@ def run(settings: Settings) -> Result:
         pairs = _pairs(model, first)
         lost = [
             (before[-1].epoch - after[0].epoch) * _STEPS + before[-1].batch - after[0].batch + 1
-            for before, after in itertools.pairwise(steps)
+            for before, after in itertools.pairwise(steps[1:])  # the first generation had segments without states
         ]
         error = statistics.stdev(pairs) / len(pairs) ** 0.5
         figures[model.what] = {"pairs": pairs, "standard error": error, "lost": lost}
@@ -152,8 +152,8 @@ def _trained(settings: Settings, spark: SparkSession, model: _Model, folder: str
     from tfos_nb import launch
 
     args = {"model": model, "folder": folder}
-    rows = spark.range(0, 2 * _BATCH * _STEPS, 1, 8).selectExpr(f"id % {model.table[0]} as id", "double(0) as y")
-    kills, moments = _KILLS * settings.repeat, random.Random(1)
+    rows = spark.range(0, _BATCH * _STEPS, 1, 8).selectExpr(f"id % {model.table[0]} as id", "double(0) as y")
+    kills, moments = 1 + _KILLS * settings.repeat, random.Random(1)
     cluster = launch(train, args, spark=spark, workers=2, name="keeping", autolog=False, restarts=kills + 3)
     feeding = threading.Thread(target=feed, args=(cluster, rows), daemon=True)
     feeding.start()
