@@ -26,7 +26,7 @@ def folder_of(controller: str, root: Path = ROOT, membership: Path = OWN) -> tup
     OSError
         If the system has no control groups.
     """
-    groups = {}
+    groups: dict[str, str] = {}
     for line in membership.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         groups |= dict.fromkeys(controllers.split(","), path)
