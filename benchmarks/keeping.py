@@ -1,7 +1,7 @@
 """Measure what keeping the state of Keras' fit within an epoch costs, and how many steps are done again after a loss.
 
-Two workers train without end. In the first generation, segments of 150 steps whose states are kept alternate with
-segments without: the ratio is that of neighbours. Then a worker's process is killed again and again, at random moments.
+Two workers train without end. In the first generation, segments whose states are kept alternate with segments without:
+the ratio is that of neighbours. Then a worker's process is killed again and again, at random moments.
 """
 
 from __future__ import annotations

@@ -351,8 +351,8 @@ def losing(place: Place, folder: Path, epochs: int, **options: Any) -> tuple[str
     return "lose_a_host", in_pods(place, folder), str(epochs), json.dumps({"restarts": 3, **options})
 
 
-def saved_once(folder: Path) -> bool:
-    return until(lambda: any(folder.glob("models/checkpoints/*/00000001/place.json")), 120, every=0.2)
+def saved_once(folder: Path, state: str = "00000001") -> bool:
+    return until(lambda: any(folder.glob(f"models/checkpoints/*/{state}/place.json")), 120, every=0.2)
 
 
 def first_executor(place: Place) -> str:
@@ -368,9 +368,7 @@ def test_a_training_goes_on_after_the_loss_of_an_executors_pod(place: Place, fol
     args = {"fits": [{"epochs": epochs}], "pause_step": 0.05, "steps": in_pods(place, steps)}
     training = {"program": "several_fits", "args": args, "checkpoint_every": 1}
     with place.running(*losing(place, folder, epochs, **training)) as it:
-        assert until(lambda: any(folder.glob("models/checkpoints/*/fit/*/place.json")), 120, every=0.2), (
-            it.log.read_text()[-4000:]
-        )
+        assert saved_once(folder, "fit/*"), it.log.read_text()[-4000:]
         remove(place, first_executor(place), how)
         found = it.outcome()
         text = it.log.read_text(errors="replace")

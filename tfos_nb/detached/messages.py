@@ -163,8 +163,8 @@ def check_peer(connection: socket.socket) -> None:
         If the process at the other end is not this user's.
     """
     peer = peer_of(connection)
-    if peer is not None and peer[1] != os.getuid():
-        raise PermissionError(f"the process at the other end belongs to user {peer[1]}")
+    if peer is not None and peer.user != os.getuid():
+        raise PermissionError(f"the process at the other end belongs to user {peer.user}")
 
 
 def raised(error: BaseException) -> Raised:

@@ -24,12 +24,13 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from tfos_nb.runtime.control import wire
 
 __all__ = [
     "Channel",
+    "Peer",
     "address_towards",
     "answers",
     "boot",
@@ -108,15 +109,19 @@ def name_this_process(name: str) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
-def peer_of(connected: socket.socket) -> tuple[int, int] | None:
-    """Return the process at the other end of a Unix socket, and its user; None where the system does not say it.
+class Peer(NamedTuple):
+    """The process that has made a pair of sockets, or that listened or connected, and its user."""
 
-    It is the process that has made the pair, or that listened or connected: SO_PEERCRED, unix(7).
-    """
+    pid: int
+    user: int
+
+
+def peer_of(connected: socket.socket) -> Peer | None:
+    """Return who is at the other end of a Unix socket (SO_PEERCRED, unix(7)); None where the system does not say it."""
     if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
         return None
     pid, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
+    return Peer(pid, user)
 
 
 def may_be_read_by_peer(connected: socket.socket) -> None:
@@ -126,7 +131,7 @@ def may_be_read_by_peer(connected: socket.socket) -> None:
     is a warm process, not its supervisor. Without Yama there is nothing to allow.
     """
     if peer := peer_of(connected):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, ctypes.c_ulong(peer[0]), 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, ctypes.c_ulong(peer.pid), 0, 0, 0)
 
 
 class _Process(Protocol):

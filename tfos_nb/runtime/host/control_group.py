@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Throttling", "counts_in", "folder_of"]
+__all__ = ["OWN", "ROOT", "Throttling", "counts_in", "folder_of"]
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -45,6 +46,7 @@ def counts_in(file: Path) -> dict[str, int]:
     return {name: int(count) for name, count in (line.split() for line in file.read_text().splitlines())}
 
 
+@dataclass(frozen=True)
 class Throttling:
     """How often the group has used up its share of the processors.
 
@@ -62,8 +64,8 @@ class Throttling:
     50.0
     """
 
-    def __init__(self, periods: int, throttled: int) -> None:
-        self.periods, self.throttled = periods, throttled
+    periods: int
+    throttled: int
 
     @classmethod
     def now(cls) -> Throttling:

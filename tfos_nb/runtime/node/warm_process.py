@@ -729,7 +729,7 @@ class WarmServer:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         peer = peer_of(connection)
-        if peer is None or peer[1] != os.getuid():
+        if peer is None or peer.user != os.getuid():
             connection.close()
             return
         pid = os.fork()

@@ -197,7 +197,7 @@ class LastState:
     def _has_memory_for(self, size: int, place: str) -> bool:
         """Return whether a state of so many bytes may be written to a place in memory, over the one that is there."""
         has = os.stat(place).st_size
-        if size <= has:  # as most states: its memory is used again, and asking the system takes a millisecond
+        if size <= has:  # as most states: its memory is used again, and so the system is not asked
             return True
         free = self._free_memory() + has
         if size <= free * (1 - _RESERVE):

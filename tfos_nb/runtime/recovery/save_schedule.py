@@ -74,7 +74,7 @@ class SaveSchedule:
     def saved(self, step: int, *, per_step: float, cost: float) -> None:
         """Record that the state was saved after ``step``; a step takes ``per_step`` seconds, and saving ``cost``."""
         seconds = max(cost / _MOST, min(cost / _LITTLE, _FEW_STEPS * per_step), self._least)
-        wanted = math.ceil(round(seconds / max(per_step, 1e-6), 6))
+        wanted = math.ceil(round(seconds / max(per_step, 1e-6), 6))  # 40 steps, not 41 for an error in the last digit
         self.interval = max(1, min(wanted, _GROWTH * self.interval))
         self._next = step + self.interval
         self._look_interval = max(1, math.ceil(_LOOK_SECONDS / max(per_step, 1e-6)))

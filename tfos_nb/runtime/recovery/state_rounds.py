@@ -115,12 +115,8 @@ class _Costs:
     def __init__(self) -> None:
         self._waited, self._worked, self._longer = _Usual(), _Usual(), _Usual()
         self.waited = 0.0  # by the last state
-        self._steps: list[float] | None = None  # seconds of those since the last state
-
-    def step(self, seconds: float) -> None:
-        """Add a step."""
-        if self._steps is not None:
-            self._steps.append(seconds)
+        self.steps: list[float] = []  # seconds of those since the last state
+        self._has_state = False  # the first of them follows a state
 
     def written(self, worked: float) -> None:
         """Add what the last state has cost, but for the next step."""
@@ -129,10 +125,10 @@ class _Costs:
 
     def begin(self, waited: float) -> None:
         """Begin with another state, which has held up the training so far."""
-        first, *others = self._steps or [0.0]
-        if others:
+        first, *others = self.steps or [0.0]
+        if others and self._has_state:
             self._longer.add(first - statistics.median(others))
-        self._steps, self.waited = [], waited
+        self.steps, self.waited, self._has_state = [], waited, True
 
     @property
     def usual(self) -> float:
@@ -174,8 +170,7 @@ class StateRounds:
         self._writing: Future[_Written] | None = None
         self.is_wanted = False
         self.steps = 0
-        self._since = 0  # the step of the last state
-        self._busy = self._began = 0.0  # seconds of the steps since then
+        self._began = 0.0
         self._costs = _Costs()
 
     def step_begins(self) -> None:
@@ -184,21 +179,15 @@ class StateRounds:
 
     def step_has_ended(self) -> bool:
         """Return whether to save a state after this step, as all workers do then: :meth:`save`."""
-        seconds = time.perf_counter() - self._began
-        self._busy += seconds
-        self._costs.step(seconds)
+        self._costs.steps.append(time.perf_counter() - self._began)
         self.steps += 1
         is_due = self._schedule.is_due(self.steps)
         if not is_due and self._round is None and self._schedule.is_look_due(self.steps):
             self._schedule.looked(self.steps)
-            answer = Future[_Answer]()
-            taken = self._of_looks.take(self._numbers(None))
+            answer, taken = self._begin(self._of_looks, None, has_state=False)
             self._looking.submit(_ask, answer, self._of_looks, taken)
-            self._round = _Round(self.steps, self.steps - self._since, False, answer)
         if self._round is not None and self.steps >= self._round.step + self._schedule.answer_steps:
-            began = time.perf_counter()
             self._read()
-            self._costs.waited += time.perf_counter() - began
         return is_due or self.is_wanted
 
     def sum_up(self, metrics: Sequence[Any]) -> None:
@@ -214,32 +203,32 @@ class StateRounds:
         assert self._totals is not None, "its variables are known"
         waits = is_last or self.is_wanted or not self._schedule.answer_steps
         self._schedule.begun(self.steps)
-        answer = Future[_Answer]()
-        taken = self._totals.take(self._numbers(snapshot))
-        self._writing = self._saving.submit(self._saved, answer, self._totals, taken, snapshot, waits)
-        self._round = _Round(self.steps, self.steps - self._since, True, answer)
-        self._since, self._busy = self.steps, 0.0
+        answer, taken = self._begin(self._totals, snapshot, has_state=True)
+        self._writing = self._saving.submit(self._ask_and_write, answer, self._totals, taken, snapshot, waits)
         self._costs.begin(time.perf_counter() - began)
         return waits and (self._read().asked or is_last) and self.finish()
 
     def finish(self) -> bool:
         """Wait until the last state was written; return whether it was."""
-        began = time.perf_counter()
         if self._round is not None:
             self._read()
         if self._writing is None:
             return False
+        began = time.perf_counter()
         written, self._writing = self._writing.result(), None
         self._costs.waited += time.perf_counter() - began
         self._costs.written(written.seconds / (os.cpu_count() or 1))
         return written.succeeded
 
-    def _numbers(self, snapshot: Snapshot | None) -> tuple[float, ...]:
-        """Return this worker's numbers, in the order of :func:`_ask`."""
+    def _begin(self, totals: Totals, snapshot: Snapshot | None, *, has_state: bool) -> tuple[Future[_Answer], Taken]:
+        """Begin a round; return its answer to come, and what this worker brings, in the order of :func:`_ask`."""
+        answer, costs = Future[_Answer](), self._costs
+        self._round = _Round(self.steps, len(costs.steps), has_state, answer)
         passes = snapshot.passes if snapshot is not None else 0
-        return self._busy, self._costs.usual, float(self._request.asked), float(snapshot is None), passes, passes**2
+        asked, lacking = float(self._request.asked), float(snapshot is None)
+        return answer, totals.take((sum(costs.steps), costs.usual, asked, lacking, passes, passes**2))
 
-    def _saved(
+    def _ask_and_write(
         self, answer: Future[_Answer], totals: Totals, taken: Taken, snapshot: Snapshot | None, waits: bool
     ) -> _Written:
         """Ask all workers, and write the state if all have one. ``waits``: no step runs meanwhile, if it is wanted."""
@@ -256,7 +245,9 @@ class StateRounds:
     def _read(self) -> _Answer:
         assert self._round is not None, "a round is under way"
         made, self._round = self._round, None
+        began = time.perf_counter()
         answer = made.answer.result()
+        self._costs.waited += time.perf_counter() - began
         self.is_wanted = answer.asked
         if made.has_state and not answer.is_agreed:
             self._schedule.postponed(self.steps)
